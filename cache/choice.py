@@ -1,0 +1,96 @@
+"""Which record counts for a problem: a pure function of the set of records.
+
+Order of arrival, grouping into segments and duplicates change nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+
+from .key import Problem
+from .record import Record
+
+#: A neighbour may differ by at most this factor in seq and in kv_seq.
+NEAREST_FACTOR = 2.0
+
+POLICIES = ("strict", "warn", "any")
+
+
+@dataclasses.dataclass(frozen=True)
+class Versions:
+    """The versions in use, against which a record is fresh or stale.
+
+    Attributes:
+        jax: Version of jax.
+        implementation: The version of an implementation by name, None if gone.
+    """
+
+    jax: str
+    implementation: Callable[[str], int | None]
+
+    def staleness(self, record: Record) -> str | None:
+        """Why a record is stale, or None if it is fresh."""
+        made_by = record.provenance
+        if _minor(made_by.jax) != _minor(self.jax):
+            return f"made with jax {made_by.jax or 'unknown'}, in use is {self.jax}"
+        for candidate, version in (
+            (record.chosen, made_by.chosen_version),
+            (record.heuristic, made_by.heuristic_version),
+        ):
+            current = self.implementation(candidate.implementation)
+            if current != version:
+                now = "gone" if current is None else f"version {current}"
+                return f"made with {candidate.implementation} version {version}, now {now}"
+        return None
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])
+
+
+def rank(records: Iterable[Record], versions: Versions, policy: str = "warn") -> list[Record]:
+    """Records of one problem, best first.
+
+    1. fresh before stale (``strict`` drops the stale, ``any`` does not ask),
+    2. the larger ratio to the heuristic, measured side by side in one run:
+       times of different machines or days do not compare, ratios do,
+    3. the newer,
+    4. the smaller id.
+    """
+    stale = {record.id: versions.staleness(record) is not None for record in records}
+    if policy == "any":
+        stale = dict.fromkeys(stale, False)
+    kept = [r for r in records if not (policy == "strict" and stale[r.id])]
+    return sorted(
+        kept, key=lambda r: (stale[r.id], -r.comparison.ratio, -r.provenance.time, r.id)
+    )
+
+
+def nearest(records: Iterable[Record], problem: Problem) -> list[list[Record]]:
+    """Records of neighbouring problems, grouped by problem, the closest problem first.
+
+    Problems that differ in batch and heads alone come before all others.
+    """
+    groups: dict[str, list[Record]] = {}
+    distances: dict[str, tuple[float, float]] = {}
+    for record in records:
+        found = distance(record.problem, problem)
+        if found is not None and record.problem != problem:
+            groups.setdefault(record.problem.key, []).append(record)
+            distances[record.problem.key] = found
+    return [groups[key] for key in sorted(groups, key=lambda key: (distances[key], key))]
+
+
+def distance(a: Problem, b: Problem) -> tuple[float, float] | None:
+    """How far apart two problems of one family are, or None if too far.
+
+    The first figure is of the sequence lengths, the second of batch × heads, in
+    doublings.
+    """
+    steps = [abs(math.log2(x / y)) for x, y in ((a.seq, b.seq), (a.kv_seq, b.kv_seq))]
+    if max(steps) > math.log2(NEAREST_FACTOR):
+        return None
+    rows = abs(math.log2(a.batch * a.heads / (b.batch * b.heads)))
+    return sum(steps), rows

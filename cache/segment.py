@@ -1,0 +1,125 @@
+"""Segments: files of framed, checksummed records with a single writer, ever.
+
+A segment is written to a temporary file, synced and renamed, and named by its
+content, so no lock is needed. A reader takes every frame whose checksum holds
+and looks for the next frame after one that is damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from .errors import CacheError
+from .record import MAX_RECORD_BYTES
+
+#: First bytes of every segment: a name, and the version of the framing.
+MAGIC = b"shapetune-cache\x001\n"
+SUFFIX = ".msgpack"
+#: Starts a frame. Never part of msgpack (0xc1 is unused there), so a reader can
+#: find the next frame after damage.
+_MARK = b"\xc1rec"
+_DIGEST = 16
+_HEAD = struct.Struct(f"<4sI{_DIGEST}s")
+#: A segment larger than this is not read: nothing here writes one.
+MAX_SEGMENT_BYTES = 2**30
+
+
+def pack_segment(payloads: Iterable[bytes]) -> bytes:
+    """The bytes of a segment that holds these records, sorted, without duplicates."""
+    parts = [MAGIC]
+    for payload in sorted(set(payloads)):
+        parts.append(_HEAD.pack(_MARK, len(payload), _digest(payload)))
+        parts.append(payload)
+    return b"".join(parts)
+
+
+def read_frames(data: bytes) -> Iterator[bytes | None]:
+    """The records in a segment's bytes; None for each damaged stretch."""
+    at = len(MAGIC) if data.startswith(MAGIC) else 0
+    if at == 0:
+        yield None
+    while at < len(data):
+        payload = _frame_at(data, at)
+        if payload is None:
+            yield None
+            found = data.find(_MARK, at + 1)
+            at = len(data) if found < 0 else found
+        else:
+            yield payload
+            at += _HEAD.size + len(payload)
+
+
+def _frame_at(data: bytes, at: int) -> bytes | None:
+    if len(data) - at < _HEAD.size:
+        return None
+    mark, length, digest = _HEAD.unpack_from(data, at)
+    start = at + _HEAD.size
+    if mark != _MARK or length > MAX_RECORD_BYTES or start + length > len(data):
+        return None
+    payload = data[start : start + length]
+    return payload if _digest(payload) == digest else None
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=_DIGEST).digest()
+
+
+def is_segment(path: Path) -> bool:
+    """Whether a file begins as a segment does."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def write_segment(folder: Path, payloads: Iterable[bytes]) -> Path:
+    """Writes a new segment into a folder, whole or not at all, and returns its path.
+
+    Raises:
+        CacheError: The folder cannot be made or written.
+    """
+    data = pack_segment(payloads)
+    name = hashlib.blake2b(data, digest_size=16).hexdigest() + SUFFIX
+    write_file(folder / name, data)
+    return folder / name
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Puts a file in place by rename, so that no reader sees a part of it.
+
+    Raises:
+        CacheError: The folder cannot be made or written.
+    """
+    temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"cannot write to the cache at {path.parent}: {error.strerror or error}; "
+            "set SHAPETUNE_CACHE (or --cache) to a folder that you may write to"
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename durable, where the system can."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass  # some network file systems refuse; the rename itself stands
+    finally:
+        os.close(handle)

@@ -1,0 +1,220 @@
+"""Cache places on disk: where they are, reading them into a set, adding to the first.
+
+Reading never writes, and never fails on damage: what cannot be read is skipped
+and listed. A place is a folder with one sub-folder per device, or a single
+``.msgpack`` file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from .errors import CacheError, RecordError
+from .key import Device, Problem
+from .record import Head, Record, read_head, read_record, record_id
+from .segment import MAX_SEGMENT_BYTES, SUFFIX, is_segment, read_frames, write_segment
+
+log = logging.getLogger("shapetune")
+
+
+def default_places() -> list[Path]:
+    """The places of ``SHAPETUNE_CACHE``, or the user's cache folder; the first is written to."""
+    named = os.environ.get("SHAPETUNE_CACHE", "")
+    places = [Path(part).expanduser() for part in named.split(os.pathsep) if part]
+    if places:
+        return places
+    import platformdirs  # only where it is needed: the import of shapetune stays light
+
+    return [Path(platformdirs.user_cache_dir("shapetune"))]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Damage:
+    """Something in a cache that was skipped."""
+
+    path: Path
+    reason: str
+
+
+class RecordSet:
+    """A set of records, indexed by problem and by family, decoded when first asked for.
+
+    Union with ``|`` is commutative, associative and idempotent.
+    """
+
+    def __init__(self, payloads: Iterable[bytes] = (), damage: Sequence[Damage] = ()) -> None:
+        self.damage = list(damage)
+        self._payloads: dict[str, bytes] = {}
+        self._exact: dict[tuple[str, str], list[str]] = {}
+        self._family: dict[tuple[str, str], list[str]] = {}
+        self._decoded: dict[str, Record | None] = {}
+        for payload in payloads:
+            self._add(payload, Path("memory"))
+
+    def _add(self, payload: bytes, source: Path) -> None:
+        identity = record_id(payload)
+        if identity in self._payloads:
+            return
+        try:
+            head: Head = read_head(payload)
+        except RecordError as error:
+            self.damage.append(Damage(source, str(error)))
+            return
+        self._payloads[identity] = payload
+        self._exact.setdefault((head.device_key, head.problem_key), []).append(identity)
+        self._family.setdefault((head.device_key, head.family), []).append(identity)
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def __or__(self, other: RecordSet) -> RecordSet:
+        union = RecordSet((), [*self.damage, *other.damage])
+        for payload in (*self._payloads.values(), *other._payloads.values()):
+            union._add(payload, Path("memory"))
+        return union
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of all records."""
+        return frozenset(self._payloads)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """The bytes of all records."""
+        return list(self._payloads.values())
+
+    def exact(self, device: Device, problem: Problem) -> list[Record]:
+        """The records of this very problem on such a device."""
+        return self._records(self._exact.get((device.key, problem.key), ()))
+
+    def family(self, device: Device, problem: Problem) -> list[Record]:
+        """The records of problems that differ from this one in sizes alone."""
+        return self._records(self._family.get((device.key, problem.family), ()))
+
+    def __iter__(self) -> Iterator[Record]:
+        yield from self._records(sorted(self._payloads))
+
+    def _records(self, ids: Iterable[str]) -> list[Record]:
+        return [record for record in map(self._record, sorted(ids)) if record is not None]
+
+    def _record(self, identity: str) -> Record | None:
+        if identity not in self._decoded:
+            try:
+                self._decoded[identity] = read_record(self._payloads[identity])
+            except RecordError as error:
+                self._decoded[identity] = None
+                self.damage.append(Damage(Path("memory"), f"record {identity}: {error}"))
+        return self._decoded[identity]
+
+
+def load(places: Iterable[Path | str], device: Device | None = None) -> RecordSet:
+    """All records in these places; with ``device``, only those of its folder.
+
+    Places that do not exist hold nothing. What is damaged is skipped, logged
+    once, and listed in ``RecordSet.damage``.
+
+    Raises:
+        CacheError: A place is a file of something else.
+    """
+    found = RecordSet()
+    for place in map(Path, places):
+        for path in _segments(place, device, found):
+            _read_into(found, path)
+    if found.damage:
+        first = found.damage[0]
+        log.warning(
+            "skipped %d damaged part(s) of the cache; first: %s: %s",
+            len(found.damage), first.path, first.reason,
+        )  # fmt: skip
+    return found
+
+
+def check_place(place: Path) -> None:
+    """Refuses a place that is a file of something else.
+
+    Raises:
+        CacheError: It is.
+    """
+    try:
+        if place.is_file() and not is_segment(place):
+            raise CacheError(
+                f"cache place {str(place)!r} is a file, but not a shapetune cache; "
+                "name a folder, or a .msgpack file made by shapetune"
+            )
+    except PermissionError:
+        return
+
+
+def _segments(place: Path, device: Device | None, found: RecordSet) -> list[Path]:
+    check_place(place)
+    try:
+        if place.is_file():
+            return [place]
+        folders = [place / device.folder] if device else [p for p in place.iterdir() if p.is_dir()]
+        return sorted(
+            path
+            for folder in folders
+            if folder.is_dir()
+            for path in folder.iterdir()
+            if path.suffix == SUFFIX and not path.name.startswith(".")
+        )
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        found.damage.append(Damage(place, f"cannot be read: {error.strerror or error}"))
+        return []
+
+
+def _read_into(found: RecordSet, path: Path) -> None:
+    try:
+        if path.stat().st_size > MAX_SEGMENT_BYTES:
+            found.damage.append(Damage(path, "is larger than any segment may be"))
+            return
+        data = path.read_bytes()
+    except OSError as error:
+        # A segment may be folded into another between listing and reading.
+        if not isinstance(error, FileNotFoundError):
+            found.damage.append(Damage(path, f"cannot be read: {error.strerror or error}"))
+        return
+    for payload in read_frames(data):
+        if payload is None:
+            found.damage.append(Damage(path, "a damaged stretch"))
+        else:
+            found._add(payload, path)
+
+
+def publish(place: Path, records: Sequence[Record]) -> Path:
+    """Adds records of one device to a place, as a new segment, and returns its path.
+
+    Raises:
+        CacheError: The place is a file, or cannot be written.
+    """
+    check_place(place)
+    if place.is_file():
+        raise CacheError(
+            f"cache place {str(place)!r} is a single file, which is read only; "
+            "put a folder first in SHAPETUNE_CACHE (or give --cache a folder)"
+        )
+    (folder,) = {record.device.folder for record in records}
+    return write_segment(place / folder, [record.to_bytes() for record in records])
+
+
+def check_writable(place: Path) -> None:
+    """Makes sure, before hours of work, that records can be published to a place.
+
+    Raises:
+        CacheError: They cannot.
+    """
+    check_place(place)
+    probe = place
+    while not probe.exists() and probe != probe.parent:
+        probe = probe.parent
+    if place.is_file() or not probe.is_dir() or not os.access(probe, os.W_OK | os.X_OK):
+        raise CacheError(
+            f"the cache at {place} cannot be written; "
+            "set SHAPETUNE_CACHE (or --cache) to a folder that you may write to"
+        )

@@ -1,0 +1,271 @@
+"""Ops, their implementations, and the spaces of configs that a tuner may search.
+
+To add a kernel of your own to an op, write a function with the op's call
+signature plus ``config``, and register an ``Implementation`` for it::
+
+    from shapetune.kernels import Implementation, Space, get_op
+
+    get_op("attention").register(Implementation(
+        name="mine",
+        function=my_attention,
+        version=1,
+        space=lambda problem, device: Space({"block": (64, 128, 256)}),
+        supports=lambda problem, device: None if not problem.window else "no window",
+        default_config=lambda problem, device: {"block": 128},
+    ))
+
+From then on it is tuned, verified, recorded and dispatched like any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..cache.errors import ConfigError, UnknownNameError, UnsupportedError
+from ..cache.key import Candidate, Config, Device, Problem, Value
+
+__all__ = [
+    "Candidate",
+    "Config",
+    "Device",
+    "Expected",
+    "Implementation",
+    "Inputs",
+    "Op",
+    "Problem",
+    "Space",
+    "get_op",
+    "ops",
+    "register_op",
+]
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """The configs of one implementation for one problem: named finite choices.
+
+    Attributes:
+        choices: For each parameter its values, in order.
+        where: Constraints; a config counts only if every one returns True.
+    """
+
+    choices: Mapping[str, tuple[Value, ...]] = dataclasses.field(default_factory=dict)
+    where: tuple[Callable[[Config], bool], ...] = ()
+
+    def __iter__(self) -> Iterator[dict[str, Value]]:
+        for values in itertools.product(*self.choices.values()):
+            config = dict(zip(self.choices, values, strict=True))
+            if all(holds(config) for holds in self.where):
+                yield config
+
+    def refusal(self, config: Config) -> str | None:
+        """Why ``config`` is not in this space, or None if it is."""
+        if set(config) != set(self.choices):
+            return f"it must set exactly {sorted(self.choices)}, got {sorted(config)}"
+        for name, value in config.items():
+            # 1 == True == 1.0: compare types too, since configs come from disk.
+            if not any(type(value) is type(c) and value == c for c in self.choices[name]):
+                return f"{name}={value!r} is not one of {list(self.choices[name])}"
+        if not all(holds(config) for holds in self.where):
+            return "a constraint of the space does not hold for it"
+        return None
+
+
+def _no_space(problem: Problem, device: Device) -> Space:
+    return Space()
+
+
+def _no_config(problem: Problem, device: Device) -> Config:
+    return {}
+
+
+def _always(problem: Problem, device: Device) -> str | None:
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """One way to compute an op.
+
+    Attributes:
+        name: Unique within the op.
+        function: Takes the op's arrays by position, then by keyword the op's
+            static arguments and ``config``.
+        version: Raised whenever the speed or the result can change; records
+            of another version are stale.
+        space: The configs worth trying, by problem and device. Empty for an
+            implementation without parameters.
+        supports: Why it cannot serve a problem on a device, or None.
+        default_config: The config to use where nothing is tuned.
+        own_gradient: It defines its own backward pass (``custom_vjp``), so
+            forward-mode differentiation is not available.
+        automatic: Whether the tuner and the dispatcher consider it unasked.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    version: int = 1
+    space: Callable[[Problem, Device], Space] = _no_space
+    supports: Callable[[Problem, Device], str | None] = _always
+    default_config: Callable[[Problem, Device], Config] = _no_config
+    own_gradient: bool = False
+    automatic: Callable[[Problem, Device], bool] = lambda problem, device: True
+
+    def refusal(self, problem: Problem, device: Device, config: Config) -> str | None:
+        """Why this implementation with ``config`` cannot serve, or None."""
+        return self.supports(problem, device) or self.space(problem, device).refusal(config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Arrays to run a problem on.
+
+    Attributes:
+        arrays: The op's arrays by position; None where an optional one is absent.
+        names: Their names.
+        differentiable: Positions that get a gradient in mode fwd_bwd.
+        weights: One fixed float32 array for each output; the loss of fwd_bwd
+            is the sum over outputs of sum(output · weight).
+    """
+
+    arrays: tuple[Any, ...]
+    names: tuple[str, ...]
+    differentiable: tuple[int, ...]
+    weights: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A float64 slice that an output must agree with.
+
+    Attributes:
+        output: Name of the output: one of ``Op.outputs``, or ``"grad_"`` and
+            the name of an input.
+        index: Index into that output.
+        value: The right values there, float64.
+    """
+
+    output: str
+    index: tuple[Any, ...]
+    value: Any
+
+
+@dataclasses.dataclass
+class Op:
+    """A mathematical operation, and the ways to compute it.
+
+    Attributes:
+        name: Unique among ops.
+        outputs: Names of the outputs, in order.
+        static: The static keyword arguments of a call, from a problem.
+        make_inputs: ``make_inputs(problem, seed, kind)`` gives ``Inputs``; the
+            kinds are ``"normal"`` and the names in ``hard_inputs``.
+        expect: ``expect(problem, inputs, slices)`` gives the float64 reference
+            on a few slices of the inputs: outputs, and in mode fwd_bwd the
+            gradients too.
+        flops: Floating-point operations of a problem, counted analytically.
+        traffic: Bytes that must move at least: inputs read, outputs written.
+        heuristic: The candidate used where nothing is tuned.
+        baseline: Name of the plain implementation whose own error sets the
+            tolerance of verification.
+        hard_inputs: Kinds of harder inputs, tried before a record is published.
+    """
+
+    name: str
+    outputs: tuple[str, ...]
+    static: Callable[[Problem], dict[str, Any]]
+    make_inputs: Callable[[Problem, int, str], Inputs]
+    expect: Callable[[Problem, Inputs, int], Sequence[Expected]]
+    flops: Callable[[Problem], float]
+    traffic: Callable[[Problem], float]
+    heuristic: Callable[[Problem, Device], Candidate]
+    baseline: str
+    hard_inputs: tuple[str, ...] = ()
+    implementations: dict[str, Implementation] = dataclasses.field(default_factory=dict)
+
+    def register(self, implementation: Implementation) -> Implementation:
+        """Adds (or replaces) an implementation of this op."""
+        self.implementations[implementation.name] = implementation
+        return implementation
+
+    def implementation(self, name: str) -> Implementation:
+        """The implementation called ``name``.
+
+        Raises:
+            UnknownNameError: There is none of that name.
+        """
+        try:
+            return self.implementations[name]
+        except (KeyError, TypeError):
+            known = ", ".join(sorted(self.implementations))
+            raise UnknownNameError(
+                f"{self.name} has no implementation {name!r}; it has: default, {known}"
+            ) from None
+
+    def usable(self, problem: Problem, device: Device) -> dict[str, Implementation]:
+        """The implementations that may be chosen for a problem without being asked for."""
+        return {
+            name: one
+            for name, one in self.implementations.items()
+            if one.automatic(problem, device) and one.supports(problem, device) is None
+        }
+
+    def require(self, problem: Problem, device: Device, candidate: Candidate) -> Implementation:
+        """The implementation of a candidate that was asked for by name.
+
+        Raises:
+            UnknownNameError: No such implementation.
+            UnsupportedError: It cannot do this problem on this device.
+            ConfigError: The config is not in its space.
+        """
+        one = self.implementation(candidate.implementation)
+        reason = one.supports(problem, device)
+        if reason is not None:
+            raise UnsupportedError(
+                f"implementation={one.name!r} cannot do {problem.label}: {reason}; "
+                'use implementation="default" to have one chosen that can'
+            )
+        reason = one.space(problem, device).refusal(candidate.config)
+        if reason is not None:
+            raise ConfigError(f"config={dict(candidate.config)!r} does not fit {one.name!r}: {reason}")
+        return one
+
+    def bind(self, problem: Problem, candidate: Candidate) -> Callable[..., Any]:
+        """The candidate as a function of the op's arrays alone."""
+        function = self.implementation(candidate.implementation).function
+        static = self.static(problem)
+        config = dict(candidate.config)
+
+        def bound(*arrays: Any) -> Any:
+            return function(*arrays, **static, config=config)
+
+        bound.__name__ = candidate.implementation
+        return bound
+
+
+_OPS: dict[str, Op] = {}
+
+
+def register_op(op: Op) -> Op:
+    """Makes an op known by its name."""
+    _OPS[op.name] = op
+    return op
+
+
+def ops() -> dict[str, Op]:
+    """The registered ops by name."""
+    return dict(_OPS)
+
+
+def get_op(name: str) -> Op:
+    """The op called ``name``.
+
+    Raises:
+        UnknownNameError: There is none of that name.
+    """
+    try:
+        return _OPS[name]
+    except (KeyError, TypeError):
+        raise UnknownNameError(f"there is no op {name!r}; the ops are: {', '.join(sorted(_OPS))}") from None
