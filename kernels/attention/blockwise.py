@@ -1,0 +1,193 @@
+"""Attention in blocks of queries and keys, in plain JAX: what a CPU should use.
+
+FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691) with its own
+backward pass: memory grows with seq + kv_seq, never with seq × kv_seq, unless
+a bias or a mask of that size is given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..op import Config, Device, Implementation, Problem, Space
+from ._blockwise_backward import backward
+from ._blockwise_forward import forward
+from ._blockwise_tiles import Blocks, Layout
+
+#: One step over at most this many scores; more never fits a processor's caches.
+_MAX_TILE = 2**21
+_BLOCKS = (128, 256, 512, 1024, 2048)
+
+
+def blockwise(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    mask: Array | None,
+    query_seq_lengths: Array | None,
+    key_value_seq_lengths: Array | None,
+    *,
+    scale: float,
+    is_causal: bool,
+    local_window_size: tuple[int, int] | None,
+    return_residual: bool = False,
+    config: Config,
+) -> Any:
+    """Attention computed in blocks, as ``jax.nn.dot_product_attention``.
+
+    A row that may see no key gives zeros, and -inf as its log-sum-exp.
+
+    Args:
+        query: [B, T, N, H].
+        key: [B, S, K, H]; head n of the query uses head n // (N // K).
+        value: [B, S, K, Hv].
+        bias: Added to the scores, each axis 1 or full of [B, N, T, S], or None.
+        mask: Boolean, True where a key is seen, shaped as the bias, or None.
+        query_seq_lengths: int32 [B] or None; rows from there on give zeros.
+        key_value_seq_lengths: int32 [B] or None; keys from there on are not seen.
+        scale: Factor of the scores.
+        is_causal: Whether query i sees keys up to i only.
+        local_window_size: (left, right): query i sees keys i - left … i + right.
+        return_residual: Also return the log-sum-exp, [B, T, N].
+        config: A config of this implementation's space.
+
+    Returns:
+        [B, T, N, Hv] in the query's dtype; with ``return_residual`` a pair of
+        that and the log-sum-exp in the same dtype, which has no gradient.
+    """
+    left, right = local_window_size if local_window_size is not None else (None, None)
+    if is_causal:
+        right = 0 if right is None else min(right, 0)
+    call = _Call(scale, left, right, tuple(sorted(config.items())))
+    arrays = (query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths)
+    out, lse = _attend(call, *arrays)
+    if return_residual:
+        return out, lax.stop_gradient(lse.transpose(0, 2, 1).astype(query.dtype))
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What is static in a call."""
+
+    scale: float
+    left: int | None
+    right: int | None
+    items: tuple[tuple[str, Any], ...]
+
+    def layout(self, query: Array, key: Array, suffix: str) -> Layout:
+        config = dict(self.items)
+        block_q = config.get(f"block_q{suffix}", config["block_q"])
+        block_k = config.get(f"block_k{suffix}", config["block_k"])
+        return Layout(
+            batch=query.shape[0],
+            heads=query.shape[2],
+            kv_heads=key.shape[2],
+            tile_heads=config["tile_heads"],
+            rows=Blocks.cut(query.shape[1], block_q),
+            columns=Blocks.cut(key.shape[1], block_k),
+            left=self.left,
+            right=self.right,
+        )
+
+    def compute(self, query: Array) -> Any:
+        wanted = dict(self.items).get("compute", "input")
+        return jnp.dtype(jnp.float32) if wanted == "float32" else query.dtype
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: _Call, *arrays: Any) -> tuple[Array, Array]:
+    query, key = arrays[:2]
+    return forward(call.layout(query, key, ""), call.scale, call.compute(query), arrays)
+
+
+def _attend_fwd(call: _Call, *arrays: Any) -> tuple[Any, Any]:
+    saved = _attend(call, *arrays)
+    return saved, (arrays, saved)
+
+
+def _attend_bwd(call: _Call, residuals: Any, grads: tuple[Array, Array]) -> tuple[Any, ...]:
+    arrays, saved = residuals
+    query, key = arrays[:2]
+    layout = call.layout(query, key, "_bwd")
+    found = backward(layout, call.scale, call.compute(query), arrays, saved, grads[0])
+    return (*found, None, None, None)
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _block_choices(size: int) -> tuple[int, ...]:
+    """Block sizes up to the first that covers the whole axis."""
+    small = tuple(b for b in _BLOCKS if b < size)
+    return small + tuple(b for b in _BLOCKS[len(small) : len(small) + 1])
+
+
+def _tile_heads_choices(problem: Problem) -> tuple[int, ...]:
+    """Heads per step: one, two, or all; none splits a group unevenly."""
+    fits = [n for n in (1, 2, 4, 8, problem.heads) if _divides(n, problem)]
+    return tuple(sorted(set(fits)))
+
+
+def _divides(tile_heads: int, problem: Problem) -> bool:
+    group = problem.group
+    even = group % tile_heads == 0 or tile_heads % group == 0
+    return tile_heads <= problem.heads and problem.heads % tile_heads == 0 and even
+
+
+def _space(problem: Problem, device: Device) -> Space:
+    choices: dict[str, tuple[Any, ...]] = {
+        "block_q": _block_choices(problem.seq),
+        "block_k": _block_choices(problem.kv_seq),
+        "tile_heads": _tile_heads_choices(problem),
+    }
+    if problem.dtype != "float32":
+        choices["compute"] = ("float32", "input")
+    if problem.mode == "fwd_bwd":
+        choices["block_q_bwd"] = choices["block_q"]
+        choices["block_k_bwd"] = choices["block_k"]
+
+    def fits(config: Config) -> bool:
+        return all(
+            int(config["tile_heads"]) * int(config[f"block_q{s}"]) * int(config[f"block_k{s}"])
+            <= _MAX_TILE
+            for s in ("", "_bwd")
+            if f"block_q{s}" in config
+        )
+
+    return Space(choices, (fits,))
+
+
+def _supports(problem: Problem, device: Device) -> str | None:
+    if "scale[array]" in problem.features:
+        return "its scale must be a number, not an array"
+    return None
+
+
+def _default_config(problem: Problem, device: Device) -> Config:
+    block_q = min(512, _block_choices(problem.seq)[-1])
+    block_k = min(512, _block_choices(problem.kv_seq)[-1])
+    config: dict[str, Any] = {"block_q": block_q, "block_k": block_k, "tile_heads": 1}
+    if problem.dtype != "float32":
+        config["compute"] = "float32" if device.platform == "cpu" else "input"
+    if problem.mode == "fwd_bwd":
+        config.update(block_q_bwd=block_q, block_k_bwd=block_k)
+    return config
+
+
+IMPLEMENTATION = Implementation(
+    name="blockwise",
+    function=blockwise,
+    version=1,
+    space=_space,
+    supports=_supports,
+    default_config=_default_config,
+    own_gradient=True,
+)
