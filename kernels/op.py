@@ -72,6 +72,18 @@ class Space:
             return "a constraint of the space does not hold for it"
         return None
 
+    def fit(self, config: Config) -> dict[str, Value]:
+        """A config of a neighbouring problem moved into this space: each number
+        becomes the largest choice that does not exceed it, else the smallest."""
+        fitted = dict(config)
+        for name, choices in self.choices.items():
+            value = config.get(name)
+            numbers = [c for c in choices if isinstance(c, int)]
+            if isinstance(value, int) and numbers and value not in numbers:
+                below = [c for c in numbers if c <= value]
+                fitted[name] = max(below) if below else min(numbers)
+        return fitted
+
 
 def _no_space(problem: Problem, device: Device) -> Space:
     return Space()
@@ -232,10 +244,18 @@ class Op:
             raise ConfigError(f"config={dict(candidate.config)!r} does not fit {one.name!r}: {reason}")
         return one
 
-    def bind(self, problem: Problem, candidate: Candidate) -> Callable[..., Any]:
-        """The candidate as a function of the op's arrays alone."""
+    def bind(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """The candidate as a function of the op's arrays alone.
+
+        ``overrides`` replaces static arguments that the problem leaves open.
+        """
         function = self.implementation(candidate.implementation).function
-        static = self.static(problem)
+        static = {**self.static(problem), **(overrides or {})}
         config = dict(candidate.config)
 
         def bound(*arrays: Any) -> Any:

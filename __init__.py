@@ -1,0 +1,40 @@
+"""shapetune picks the fastest verified kernel and block sizes for every shape.
+
+``shapetune.attention`` replaces ``jax.nn.dot_product_attention``; ``shapetune.tune``
+(or the command of that name) finds what is fastest on this device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+from .cache.errors import ShapetuneError
+from .cache.key import Problem
+from .kernels.attention import attention
+from .kernels.default import Decision, explain, load, reload, use_cache
+
+if TYPE_CHECKING:
+    from .autotune import tune
+
+__all__ = [
+    "Decision",
+    "Problem",
+    "ShapetuneError",
+    "__version__",
+    "attention",
+    "explain",
+    "load",
+    "reload",
+    "tune",
+    "use_cache",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The search needs optuna, which a program that only dispatches does not.
+    if name == "tune":
+        from .autotune import tune
+
+        return tune
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

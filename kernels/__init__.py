@@ -1,0 +1,23 @@
+"""Ops, their implementations, and the dispatcher that chooses among them."""
+
+from . import attention as _attention  # registers the op
+from .default import Decision, explain, load, reload, use_cache
+from .device import current_device
+from .op import Expected, Implementation, Inputs, Op, Space, get_op, ops, register_op
+
+__all__ = [
+    "Decision",
+    "Expected",
+    "Implementation",
+    "Inputs",
+    "Op",
+    "Space",
+    "current_device",
+    "explain",
+    "get_op",
+    "load",
+    "ops",
+    "register_op",
+    "reload",
+    "use_cache",
+]

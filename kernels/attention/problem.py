@@ -1,0 +1,263 @@
+"""The problems of the op `attention`: made from a call, and made into inputs.
+
+One function makes the problem, for tuning and for dispatch alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...cache.errors import ProblemError
+from ...cache.key import DTYPES, Problem
+from ..op import Inputs
+
+#: The arrays of a call, in the order that implementations take them.
+NAMES = (
+    "query",
+    "key",
+    "value",
+    "bias",
+    "mask",
+    "query_seq_lengths",
+    "key_value_seq_lengths",
+)
+_AXES = "bnts"
+
+
+def canonical_window(
+    window: int | tuple[int, int] | None, seq: int, kv_seq: int, causal: bool
+) -> tuple[int, int] | None:
+    """A window as (left, right), None where it hides nothing; causal calls see nothing right."""
+    if window is None:
+        return None
+    left, right = (window, window) if isinstance(window, int) else window
+    if causal:
+        right = 0
+    left, right = min(left, max(seq - 1, 0)), min(right, max(kv_seq - 1, 0))
+    hides = left < seq - 1 or (not causal and right < kv_seq - 1)
+    return (left, right) if hides else None
+
+
+def problem_of(
+    arrays: tuple[Any, ...],
+    *,
+    is_causal: bool,
+    window: tuple[int, int] | None,
+    residual: bool = False,
+    mode: str = "fwd",
+) -> Problem:
+    """The problem of a call with these 4-D arrays, or of their shapes and dtypes.
+
+    Raises:
+        ProblemError: A shape or dtype does not fit the others.
+    """
+    query, key, value, bias, mask, query_lengths, key_value_lengths = arrays
+    _check_arrays(query, key, value)
+    batch, seq, heads, dim = query.shape
+    kv_seq, kv_heads, value_dim = key.shape[1], key.shape[2], value.shape[3]
+    words = []
+    full = (batch, heads, seq, kv_seq)
+    if bias is not None:
+        words.append(f"bias[{_varies('bias', bias, full)}]")
+    if mask is not None:
+        if mask.dtype != np.dtype(bool):
+            raise ProblemError(
+                f"mask must be boolean, got {mask.dtype}; pass an additive mask as bias"
+            )
+        words.append(f"mask[{_varies('mask', mask, full)}]")
+    for name, word, lengths in (
+        ("query_seq_lengths", "q_lengths", query_lengths),
+        ("key_value_seq_lengths", "kv_lengths", key_value_lengths),
+    ):
+        if lengths is not None:
+            if lengths.shape != (batch,) or lengths.dtype != np.dtype("int32"):
+                raise ProblemError(
+                    f"{name} must be int32 of shape [{batch}], "
+                    f"got {lengths.dtype}{list(lengths.shape)}"
+                )
+            words.append(word)
+    if residual:
+        words.append("residual")
+    precision = jax.config.jax_default_matmul_precision
+    if precision not in (None, "default"):
+        words.append(f"precision[{str(precision).lower()}]")
+    return Problem(
+        op="attention",
+        seq=seq,
+        kv_seq=kv_seq,
+        dim=dim,
+        value_dim=value_dim,
+        dtype=str(query.dtype),
+        causal=is_causal,
+        window=canonical_window(window, seq, kv_seq, is_causal),
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        mode=mode,
+        features=tuple(sorted(words)),
+    )
+
+
+def _check_arrays(query: Any, key: Any, value: Any) -> None:
+    if str(query.dtype) not in DTYPES:
+        raise ProblemError(
+            f"query has dtype {query.dtype}, which is not supported; "
+            f"cast query, key and value to one of {', '.join(DTYPES)}"
+        )
+    for name, array in (("key", key), ("value", value)):
+        if array.dtype != query.dtype:
+            raise ProblemError(
+                f"{name} has dtype {array.dtype} but query has {query.dtype}; cast them alike"
+            )
+    batch, _, heads, dim = query.shape
+    if key.shape[0] != batch or key.shape[3] != dim:
+        raise ProblemError(
+            f"key has shape {list(key.shape)}; to go with query {list(query.shape)} "
+            f"it must be [{batch}, S, K, {dim}]"
+        )
+    if value.shape[:3] != key.shape[:3]:
+        raise ProblemError(
+            f"value has shape {list(value.shape)}; to go with key {list(key.shape)} "
+            f"it must be {[*key.shape[:3], 'Hv']}"
+        )
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if 0 in array.shape:
+            raise ProblemError(f"{name} has shape {list(array.shape)}: no axis may be empty")
+    if heads % key.shape[2]:
+        raise ProblemError(
+            f"query has {heads} heads, which is not a multiple of key's {key.shape[2]}"
+        )
+
+
+def _varies(name: str, array: Any, full: tuple[int, ...]) -> str:
+    """The axes along which an array is not broadcast, as letters."""
+    if any(have not in (1, want) for have, want in zip(array.shape, full, strict=True)):
+        raise ProblemError(
+            f"{name} has shape {list(array.shape)}; each axis must be 1 or that of "
+            f"[B, N, T, S] = {list(full)}"
+        )
+    return "".join(axis for axis, have in zip(_AXES, array.shape, strict=True) if have > 1)
+
+
+def feature_axes(problem: Problem, name: str) -> str | None:
+    """The axes of the word ``name[axes]`` among the features, or None if absent."""
+    for word in problem.features:
+        if word.startswith(name + "["):
+            return word[len(name) + 1 : -1]
+    return None
+
+
+def static_arguments(problem: Problem) -> dict[str, Any]:
+    """The static keyword arguments of a call of this problem, at the default scale."""
+    return {
+        "scale": 1.0 / math.sqrt(problem.dim),
+        "is_causal": problem.causal,
+        "local_window_size": problem.window,
+        "return_residual": "residual" in problem.features,
+    }
+
+
+def visible_pairs(problem: Problem) -> int:
+    """Pairs of a query and a key that the causal rule and the window leave, per head."""
+    if problem.window is None and not problem.causal:
+        return problem.seq * problem.kv_seq
+    rows = np.arange(problem.seq, dtype=np.int64)
+    left, right = problem.window or (problem.seq, problem.kv_seq)
+    first = np.maximum(rows - left, 0)
+    last = np.minimum(rows + (0 if problem.causal else right), problem.kv_seq - 1)
+    return int(np.maximum(last - first + 1, 0).sum())
+
+
+def flops(problem: Problem) -> float:
+    """Floating-point operations: two products of the visible pairs, five more backward.
+
+    Counts of the FlashAttention-2 paper (https://arxiv.org/abs/2307.08691), section 4.1.
+    """
+    pairs = float(problem.batch * problem.heads * visible_pairs(problem))
+    forward = 2 * pairs * (problem.dim + problem.value_dim)
+    if problem.mode == "fwd":
+        return forward
+    return forward + 2 * pairs * (3 * problem.dim + 2 * problem.value_dim)
+
+
+def traffic(problem: Problem) -> float:
+    """Bytes that must move: the inputs once, the outputs once (and so their gradients)."""
+    item = jnp.dtype(problem.dtype).itemsize
+    query = problem.batch * problem.seq * problem.heads
+    keys = problem.batch * problem.kv_seq * problem.kv_heads
+    once = item * (query + keys) * (problem.dim + problem.value_dim)
+    return float(once if problem.mode == "fwd" else 2 * once)
+
+
+def make_inputs(problem: Problem, seed: int = 0, kind: str = "normal") -> Inputs:
+    """Random inputs for a problem.
+
+    Args:
+        problem: The problem.
+        seed: Of the random numbers; equal seeds give equal arrays.
+        kind: ``"normal"``, or a harder one of ``HARD_INPUTS``.
+
+    Raises:
+        ProblemError: ``kind`` is unknown.
+    """
+    rng = np.random.default_rng(seed)
+    p = problem
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    query = normal(p.batch, p.seq, p.heads, p.dim)
+    key = normal(p.batch, p.kv_seq, p.kv_heads, p.dim)
+    value = normal(p.batch, p.kv_seq, p.kv_heads, p.value_dim)
+    if kind not in ("normal", *HARD_INPUTS):
+        raise ProblemError(f"kind={kind!r} is not one of normal, {', '.join(HARD_INPUTS)}")
+    if kind != "normal":
+        HARD_INPUTS[kind](query, key, value)
+    dtype = jnp.dtype(p.dtype)
+    arrays = [jnp.asarray(a, dtype) for a in (query, key, value)]
+    full = (p.batch, p.heads, p.seq, p.kv_seq)
+    for name in ("bias", "mask"):
+        axes = feature_axes(p, name)
+        if axes is None:
+            arrays.append(None)
+            continue
+        shape = [n if axis in axes else 1 for axis, n in zip(_AXES, full, strict=True)]
+        drawn = normal(*shape)
+        arrays.append(jnp.asarray(drawn, dtype) if name == "bias" else jnp.asarray(drawn > -1.5))
+    for word, size in (("q_lengths", p.seq), ("kv_lengths", p.kv_seq)):
+        lengths = rng.integers((size + 1) // 2, size + 1, p.batch, dtype=np.int32)
+        arrays.append(jnp.asarray(lengths) if word in p.features else None)
+    weights = [jnp.asarray(normal(p.batch, p.seq, p.heads, p.value_dim))]
+    if "residual" in p.features:
+        weights.append(jnp.zeros((p.batch, p.seq, p.heads), jnp.float32))
+    differentiable = tuple(i for i in range(4) if arrays[i] is not None)
+    return Inputs(tuple(arrays), NAMES, differentiable, tuple(weights))
+
+
+def _large_logits(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
+    """Scores in the hundreds: a softmax without its maximum taken off overflows."""
+    query *= 20.0
+
+
+def _constant_rows(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
+    """All keys alike: every weight is 1/S, and every score is its row's maximum."""
+    key[:] = key[:, :1]
+
+
+def _heavy_tail(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
+    """The last positions decide the result: a ragged tail left out or read twice shows."""
+    tail = max(1, key.shape[1] % 16)
+    key[:, -tail:] *= 4.0
+    value[:, -tail:] *= 16.0
+
+
+HARD_INPUTS = {
+    "large_logits": _large_logits,
+    "constant_rows": _constant_rows,
+    "heavy_tail": _heavy_tail,
+}

@@ -1,0 +1,412 @@
+"""The `default` dispatcher: which implementation, with which config, serves a call.
+
+Decisions are made once per static shape, at trace time, from the records that
+are loaded; nothing is ever tuned or timed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..cache import choice, store
+from ..cache.errors import ConfigError, ShapetuneError, UntunedError
+from ..cache.key import Candidate, Device, Problem, Value
+from ..cache.record import Record
+from .device import current_device
+from .op import Op, get_op
+
+log = logging.getLogger("shapetune")
+
+_ON_MISS = ("heuristic", "warn", "error")
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What was chosen for a problem, and why.
+
+    Attributes:
+        problem: The problem.
+        implementation: Name of the implementation.
+        config: Its config.
+        tier: ``"forced"`` (the caller's own), ``"exact"`` (a record of this
+            problem), ``"other-batch"`` (of another batch or number of heads),
+            ``"nearest"`` (of a neighbouring sequence length) or ``"heuristic"``.
+        speedup: Measured gain over the heuristic, for the tier "exact".
+        interval: Its 95% interval.
+        record_ids: The records that it rests on.
+        steps: What was considered, in order, and why it was passed over.
+    """
+
+    problem: Problem
+    implementation: str
+    config: Mapping[str, Value]
+    tier: str
+    speedup: float | None = None
+    interval: tuple[float, float] | None = None
+    record_ids: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+
+    @property
+    def candidate(self) -> Candidate:
+        """The implementation and its config."""
+        return Candidate(self.implementation, self.config)
+
+    def to_map(self) -> dict[str, Any]:
+        """The fields as plain values, for JSON."""
+        return {
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(self)},
+            "problem": self.problem.to_map(),
+            "config": dict(self.config),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the environment asks of the dispatcher.
+
+    Attributes:
+        disabled: ``SHAPETUNE_DISABLE=1``: the heuristic for every call.
+        on_miss: ``SHAPETUNE_ON_MISS``: where nothing is tuned, use the
+            ``"heuristic"``, ``"warn"`` too, or raise an ``"error"``.
+        stale: ``SHAPETUNE_STALE``: records of other versions are not used
+            (``"strict"``), rank behind fresh ones (``"warn"``) or count in full (``"any"``).
+    """
+
+    disabled: bool = False
+    on_miss: str = "heuristic"
+    stale: str = "warn"
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """The settings as the environment has them now."""
+        return cls(
+            disabled=os.environ.get("SHAPETUNE_DISABLE", "") not in ("", "0"),
+            on_miss=_one_of("SHAPETUNE_ON_MISS", _ON_MISS, cls.on_miss),
+            stale=_one_of("SHAPETUNE_STALE", choice.POLICIES, cls.stale),
+        )
+
+
+def _one_of(variable: str, allowed: Sequence[str], default: str) -> str:
+    value = os.environ.get(variable) or default
+    if value not in allowed:
+        raise ConfigError(f"{variable}={value!r} is not one of {', '.join(allowed)}")
+    return value
+
+
+class State:
+    """Cache places with what was read from them, and the calls prepared so far.
+
+    Attributes:
+        memo: From the static part of a call to the function that serves it.
+    """
+
+    def __init__(self, places: Sequence[Path | str] | None = None) -> None:
+        self.places = [Path(p) for p in places] if places is not None else store.default_places()
+        self.settings = Settings.from_environment()
+        self.memo: dict[Any, Callable[..., Any]] = {}
+        self._records: store.RecordSet | None = None
+        self._decisions: dict[Problem, Decision] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def records(self) -> store.RecordSet:
+        """The records of this device, read when first needed."""
+        with self._lock:
+            if self._records is None:
+                self._records = store.load(self.places, current_device())
+            return self._records
+
+    def decide(self, op: Op, problem: Problem) -> Decision:
+        """The decision for a problem, made once."""
+        with self._lock:
+            found = self._decisions.get(problem)
+            if found is None:
+                found = decide(op, problem, current_device(), self.records, self.settings)
+                self._report(found)
+                self._decisions[problem] = found
+            return found
+
+    def _report(self, decision: Decision) -> None:
+        if decision.tier == "exact" or self.settings.disabled:
+            return
+        if self.settings.on_miss == "error":
+            raise UntunedError(
+                f"nothing is tuned for {decision.problem.label} on {current_device().name}, and "
+                "SHAPETUNE_ON_MISS=error; run `shapetune tune`, or unset SHAPETUNE_ON_MISS"
+            )
+        if self.settings.on_miss == "warn":
+            log.warning(
+                "%s is not tuned; using %s (%s)",
+                decision.problem.label, decision.candidate.key, decision.tier,
+            )  # fmt: skip
+
+
+_process_state: State | None = None
+_process_lock = threading.Lock()
+_scoped: contextvars.ContextVar[State | None] = contextvars.ContextVar("shapetune", default=None)
+
+
+def state() -> State:
+    """The state in force: that of ``use_cache`` if inside one, else the process's."""
+    return _scoped.get() or _process_state or _first_state()
+
+
+def _first_state() -> State:
+    global _process_state
+    with _process_lock:
+        if _process_state is None:
+            _process_state = State()
+        return _process_state
+
+
+def load(paths: str | Path | Sequence[str | Path]) -> int:
+    """Makes these cache places the process's, and returns how many records they hold.
+
+    Args:
+        paths: A folder or ``.msgpack`` file, or several of them.
+
+    Functions that ``jax.jit`` has traced already keep what they were traced with.
+
+    Raises:
+        CacheError: A place is a file of something else.
+    """
+    global _process_state
+    fresh = State(_as_places(paths))
+    count = len(fresh.records)
+    _process_state = fresh
+    return count
+
+
+def reload() -> int:
+    """Reads the cache places in force again, and returns how many records they hold."""
+    global _process_state
+    scoped = _scoped.get()
+    if scoped is not None:
+        scoped.__init__(scoped.places)  # type: ignore[misc]
+        return len(scoped.records)
+    _process_state = State(_process_state.places) if _process_state else State()
+    return len(_process_state.records)
+
+
+@contextlib.contextmanager
+def use_cache(paths: str | Path | Sequence[str | Path]) -> Iterator[None]:
+    """Dispatches from these cache places inside the ``with`` block, in this thread.
+
+    Raises:
+        CacheError: A place is a file of something else.
+    """
+    places = _as_places(paths)
+    for place in places:
+        store.check_place(place)
+    token = _scoped.set(State(places))
+    try:
+        yield
+    finally:
+        _scoped.reset(token)
+
+
+def _as_places(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    several = [paths] if isinstance(paths, str | Path) else list(paths)
+    return [Path(path).expanduser() for path in several]
+
+
+def versions(op: Op) -> choice.Versions:
+    """The versions in use of jax and of the implementations of an op."""
+
+    def of(name: str) -> int | None:
+        one = op.implementations.get(name)
+        return one.version if one else None
+
+    return choice.Versions(jax=jax.__version__, implementation=of)
+
+
+def decide(
+    op: Op, problem: Problem, device: Device, records: store.RecordSet, settings: Settings
+) -> Decision:
+    """The decision for a problem, as a function of the record set alone.
+
+    The tiers, first match wins:
+
+    1. ``exact``: the best record of the problem itself.
+    2. ``other-batch``: the best record of the problem with another batch or
+       number of heads, the closest first.
+    3. ``nearest``: the best record of a neighbour within a factor of two in
+       seq and kv_seq, the closest first, its config fitted into the space.
+    4. ``heuristic``: nothing is known.
+
+    A candidate that its implementation does not support for this problem on
+    this device, or whose config is outside its space, is passed over.
+    """
+    steps: list[str] = []
+    heuristic = op.heuristic(problem, device)
+    if settings.disabled:
+        steps.append("SHAPETUNE_DISABLE is set: nothing was looked up")
+        return _decision(problem, heuristic, "heuristic", steps)
+    now = versions(op)
+    exact = choice.rank(records.exact(device, problem), now, settings.stale)
+    steps.append(f"exact: {len(exact)} record(s)")
+    for record in exact:
+        candidate = _usable(op, problem, device, record, steps, fit=False)
+        if candidate is not None:
+            _warn_if_stale(record, now, settings)
+            return _from_record(problem, candidate, "exact", record, steps)
+    groups = choice.nearest(records.family(device, problem), problem)
+    steps.append(f"neighbours: {len(groups)} problem(s) within a factor of two")
+    for group in groups:
+        for record in choice.rank(group, now, settings.stale):
+            candidate = _usable(op, problem, device, record, steps, fit=True)
+            if candidate is not None:
+                same = (record.problem.seq, record.problem.kv_seq) == (problem.seq, problem.kv_seq)
+                _warn_if_stale(record, now, settings)
+                return _from_record(
+                    problem, candidate, "other-batch" if same else "nearest", record, steps
+                )
+    steps.append("nothing tuned fits: the heuristic")
+    return _decision(problem, heuristic, "heuristic", steps)
+
+
+def _decision(
+    problem: Problem, candidate: Candidate, tier: str, steps: list[str], **more: Any
+) -> Decision:
+    return Decision(
+        problem, candidate.implementation, dict(candidate.config), tier, steps=tuple(steps), **more
+    )
+
+
+def _from_record(
+    problem: Problem, candidate: Candidate, tier: str, record: Record, steps: list[str]
+) -> Decision:
+    found = record.comparison
+    exact = tier == "exact"
+    return _decision(
+        problem,
+        candidate,
+        tier,
+        steps,
+        speedup=found.ratio if exact else None,
+        interval=(found.low, found.high) if exact else None,
+        record_ids=(record.id,),
+    )
+
+
+def _usable(
+    op: Op, problem: Problem, device: Device, record: Record, steps: list[str], *, fit: bool
+) -> Candidate | None:
+    """The candidate that a record stands for, if it can serve the problem here."""
+    if record.heuristic_is_best:
+        # Of a neighbour as of itself: what was learnt is that the rule of thumb holds.
+        return op.heuristic(problem, device)
+    chosen = record.chosen
+    one = op.implementations.get(chosen.implementation)
+    if one is None:
+        reason: str | None = "no such implementation here"
+    elif not one.automatic(problem, device):
+        reason = "not for automatic choice on this device"
+    else:
+        reason = one.supports(problem, device)
+        if reason is None:
+            space = one.space(problem, device)
+            config = space.fit(chosen.config) if fit else chosen.config
+            reason = space.refusal(config)
+            if reason is None:
+                return Candidate(chosen.implementation, config)
+    steps.append(f"passed over {chosen.key} of {record.problem.label}: {reason}")
+    return None
+
+
+def _warn_if_stale(record: Record, now: choice.Versions, settings: Settings) -> None:
+    reason = now.staleness(record) if settings.stale == "warn" else None
+    if reason is not None:
+        log.warning("using a stale record for %s: %s", record.problem.label, reason)
+
+
+def prepare(
+    op: Op,
+    problem: Problem,
+    implementation: str,
+    config: Mapping[str, Value] | None,
+    static: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The function of the op's arrays that serves a call of this problem.
+
+    ``problem`` has mode fwd; ``static`` overrides static arguments that do not
+    change which kernel is best, such as a scale. With ``implementation="default"``, the decision of
+    mode fwd serves a plain call and that of fwd_bwd a differentiated one.
+
+    Raises:
+        UnknownNameError, UnsupportedError, ConfigError: See ``Op.require``.
+    """
+    training = problem.replace(mode="fwd_bwd")
+    if implementation != "default":
+        return op.bind(problem, forced(op, training, implementation, config), static)
+    if config is not None:
+        raise ConfigError(
+            f"config={config!r} needs an implementation to belong to; "
+            'name one, such as implementation="blockwise"'
+        )
+    plain = state().decide(op, problem).candidate
+    differentiated = state().decide(op, training).candidate
+    plain_function = op.bind(problem, plain, static)
+    if plain == differentiated:
+        return plain_function
+    return _differently_under_gradient(plain_function, op.bind(training, differentiated, static))
+
+
+def forced(
+    op: Op, problem: Problem, implementation: str, config: Mapping[str, Value] | None
+) -> Candidate:
+    """The candidate that a caller asked for by name, its config completed by the default one."""
+    device = current_device()
+    one = op.implementation(implementation)
+    reason = one.supports(problem, device)
+    defaults = dict(one.default_config(problem, device)) if reason is None else {}
+    candidate = Candidate(implementation, {**defaults, **(config or {})})
+    op.require(problem, device, candidate)
+    return candidate
+
+
+def _differently_under_gradient(
+    plain: Callable[..., Any], differentiated: Callable[..., Any]
+) -> Callable[..., Any]:
+    """One function that runs ``plain``, or ``differentiated`` where a gradient is taken."""
+
+    @jax.custom_vjp
+    def choose(*arrays: Any) -> Any:
+        return plain(*arrays)
+
+    choose.defvjp(lambda *arrays: jax.vjp(differentiated, *arrays), lambda vjp, grads: vjp(grads))
+    return choose
+
+
+def explain(op: str, **problem_fields: Any) -> Decision:
+    """The decision for a problem, with every step that led to it.
+
+    Args:
+        op: Name of the op.
+        problem_fields: As of ``Problem.make``: seq, dim, dtype, causal, mode…
+
+    Raises:
+        UnknownNameError: No such op.
+        ProblemError: A field is out of range.
+
+    Example:
+        >>> shapetune.explain("attention", seq=2048, dim=64).tier
+        'heuristic'
+    """
+    found = get_op(op)
+    try:
+        problem = Problem.make(op, **problem_fields)
+    except TypeError as error:
+        raise ShapetuneError(f"explain({op!r}): {error}") from None
+    current = state()
+    return decide(found, problem, current_device(), current.records, current.settings)
