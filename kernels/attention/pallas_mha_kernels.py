@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..pallas import triton
-from .pallas_mha_scores import LOG2E, Index, Refs, Scores, Tile, pairs
+from .pallas_mha_scores import LOG2E, Index, Refs, Scores, Tile
 
 Array = jax.Array
 
@@ -105,26 +105,20 @@ class Kernel:
 
 
 def rows_of(
-    ref: Any, start: Index, count: int, seq: int | None, dim: int, *lead: Index
+    ref: Any, batch: Index, start: Index, count: int, head: Index, seq: int | None, dim: int
 ) -> Array:
-    """Rows of a [..., seq, dim] array as a [count, padded dim] tile, zero beyond its edges."""
-    return triton.load(
-        ref, _row_index(ref, start, count, lead), _inside(ref, start, count, seq, dim)
-    )
+    """Rows of a [B, seq, heads, dim] array as a [count, padded dim] tile, zero beyond its edges."""
+    index = (batch, triton.span(start, count), head, slice(None))
+    return triton.load(ref, index, _inside(ref, start, count, seq, dim))
 
 
 def put_rows(
-    ref: Any, value: Array, start: Index, seq: int | None, dim: int, *lead: Index
+    ref: Any, value: Array, batch: Index, start: Index, head: Index, seq: int | None, dim: int
 ) -> None:
     """Writes a tile that ``rows_of`` would read."""
     count = value.shape[0]
-    triton.store(
-        ref, _row_index(ref, start, count, lead), value, _inside(ref, start, count, seq, dim)
-    )
-
-
-def _row_index(ref: Any, start: Index, count: int, lead: tuple[Index, ...]) -> tuple[Any, ...]:
-    return (triton.span(start, count), *lead, slice(None))
+    index = (batch, triton.span(start, count), head, slice(None))
+    triton.store(ref, index, value, _inside(ref, start, count, seq, dim))
 
 
 def _inside(ref: Any, start: Index, count: int, seq: int | None, dim: int) -> Array | None:
@@ -136,17 +130,9 @@ def _inside(ref: Any, start: Index, count: int, seq: int | None, dim: int) -> Ar
     return None if valid is None else jnp.broadcast_to(valid, (count, width))
 
 
-def statistics_of(ref: Any, start: Index, count: int, seq: int | None, *lead: Index) -> Array:
-    """One float32 number for each of ``count`` queries."""
-    valid = None if seq is None else start + lax.iota(jnp.int32, count) < seq
-    return triton.load(ref, (*lead, triton.span(start, count)), valid)
-
-
-def put_statistics(ref: Any, value: Array, start: Index, seq: int | None) -> None:
-    """Writes what ``statistics_of`` would read."""
-    count = value.shape[0]
-    valid = None if seq is None else start + lax.iota(jnp.int32, count) < seq
-    triton.store(ref, (triton.span(start, count),), value, valid)
+def _below(start: Index, count: int, limit: Index | None) -> Array | None:
+    """Which of ``count`` positions lie below a limit."""
+    return None if limit is None else start + lax.iota(jnp.int32, count) < limit
 
 
 def ragged(seq: int, block: int) -> int | None:
@@ -158,15 +144,15 @@ def forward(kernel: Kernel, refs: Refs) -> None:
     """Writes ``out``, and ``lse`` in base 2 where there is a reference for it."""
     sizes, scores, (bq, bk) = kernel.sizes, kernel.scores, (kernel.blocks.q, kernel.blocks.k)
     i, head, batch = kernel.programs()
-    q_start = i * bq
+    kv_head, q_start = head // sizes.group, i * bq
     seq, kv_seq = ragged(sizes.seq, bq), ragged(sizes.kv_seq, bk)
-    query = rows_of(refs["query"], q_start, bq, seq, sizes.dim)
-    tile = Tile(batch, head, head, q_start, bq, 0, bk, False, bool(seq), False)
+    query = rows_of(refs["query"], batch, q_start, bq, head, seq, sizes.dim)
+    tile = Tile(batch, head, q_start, bq, 0, bk, False, bool(seq), False)
 
     def step(j: Index, masked: bool, carry: Any) -> Any:
         total, maximum, acc = carry
         edge = kv_seq if masked else None
-        key = rows_of(refs["key"], j * bk, bk, edge, sizes.dim)
+        key = rows_of(refs["key"], batch, j * bk, bk, kv_head, edge, sizes.dim)
         here = dataclasses.replace(
             tile, column_start=j * bk, masked=masked, ragged_columns=bool(edge)
         )
@@ -177,7 +163,7 @@ def forward(kernel: Kernel, refs: Refs) -> None:
             shift = jnp.where(new == -jnp.inf, 0.0, new)
         weights = jnp.exp2(raw * factor - shift[:, None])
         shrink = jnp.exp2(maximum - shift)
-        value = rows_of(refs["value"], j * bk, bk, edge, sizes.value_dim)
+        value = rows_of(refs["value"], batch, j * bk, bk, kv_head, edge, sizes.value_dim)
         acc = acc * shrink[:, None] + kernel.dot(weights.astype(value.dtype), value)
         return total * shrink + jnp.sum(weights, axis=1), new, acc
 
@@ -190,55 +176,75 @@ def forward(kernel: Kernel, refs: Refs) -> None:
     total, maximum, acc = kernel.visit(runs, step, carry)
     empty = total == 0.0
     if "q_lengths" in refs:
-        rows = q_start + lax.iota(jnp.int32, bq)
-        empty = jnp.logical_or(empty, rows >= refs["q_lengths"][batch])
-    inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, total))
-    put_rows(refs["out"], acc * inverse[:, None], q_start, seq, sizes.value_dim)
+        empty = jnp.logical_or(empty, ~_below(q_start, bq, refs["q_lengths"][batch]))
+    total = jnp.where(empty, 1.0, total)
+    out = jnp.where(empty[:, None], 0.0, acc / total[:, None])
+    put_rows(refs["out"], out, batch, q_start, head, seq, sizes.value_dim)
     if "lse" in refs:
-        lse = maximum + jnp.log(jnp.where(empty, 1.0, total)) * LOG2E
-        put_statistics(refs["lse"], jnp.where(empty, -jnp.inf, lse), q_start, seq)
+        lse = jnp.where(empty, -jnp.inf, maximum + jnp.log(total) * LOG2E)
+        index = (batch, head, triton.span(q_start, bq))
+        triton.store(refs["lse"], index, lse, _below(q_start, bq, seq))
 
 
-def _shift(refs: Refs, start: Index, count: int, seq: int | None, *lead: Index) -> Array:
+def _shift(refs: Refs, batch: Index, head: Index, start: Index, count: int, seq: int | None) -> Array:
     """The log-sum-exp of some queries; +inf, which makes every weight 0, for empty ones."""
-    lse = statistics_of(refs["lse"], start, count, seq, *lead)
-    empty = lse == -jnp.inf
-    if seq is not None:
-        empty = jnp.logical_or(empty, start + lax.iota(jnp.int32, count) >= seq)
-    return jnp.where(empty, jnp.inf, lse)
+    index = (batch, head, triton.span(start, count))
+    lse = triton.load(refs["lse"], index, _below(start, count, seq), other=-jnp.inf)
+    return jnp.where(lse == -jnp.inf, jnp.inf, lse)
 
 
 def backward_query(kernel: Kernel, refs: Refs) -> None:
     """Writes ``grad_query``, and ``delta``, the sum of out · grad_out for each query."""
     sizes, scores, (bq, bk) = kernel.sizes, kernel.scores, (kernel.blocks.q, kernel.blocks.k)
     i, head, batch = kernel.programs()
-    q_start = i * bq
+    kv_head, q_start = head // sizes.group, i * bq
     seq, kv_seq = ragged(sizes.seq, bq), ragged(sizes.kv_seq, bk)
-    out = rows_of(refs["out"], q_start, bq, seq, sizes.value_dim)
-    grad_out = rows_of(refs["grad_out"], q_start, bq, seq, sizes.value_dim)
+    out = rows_of(refs["out"], batch, q_start, bq, head, seq, sizes.value_dim)
+    grad_out = rows_of(refs["grad_out"], batch, q_start, bq, head, seq, sizes.value_dim)
     delta = jnp.sum(out.astype(jnp.float32) * grad_out.astype(jnp.float32), axis=1)
-    put_statistics(refs["delta"], delta, q_start, seq)
-    query = rows_of(refs["query"], q_start, bq, seq, sizes.dim)
-    shift = _shift(refs, q_start, bq, seq)
-    tile = Tile(batch, head, head, q_start, bq, 0, bk, False, bool(seq), False)
+    index = (batch, head, triton.span(q_start, bq))
+    triton.store(refs["delta"], index, delta, _below(q_start, bq, seq))
+    query = rows_of(refs["query"], batch, q_start, bq, head, seq, sizes.dim)
+    shift = _shift(refs, batch, head, q_start, bq, seq)
+    tile = Tile(batch, head, q_start, bq, 0, bk, False, bool(seq), False)
 
     def step(j: Index, masked: bool, acc: Array) -> Array:
         edge = kv_seq if masked else None
-        key = rows_of(refs["key"], j * bk, bk, edge, sizes.dim)
-        value = rows_of(refs["value"], j * bk, bk, edge, sizes.value_dim)
+        key = rows_of(refs["key"], batch, j * bk, bk, kv_head, edge, sizes.dim)
+        value = rows_of(refs["value"], batch, j * bk, bk, kv_head, edge, sizes.value_dim)
         here = dataclasses.replace(
             tile, column_start=j * bk, masked=masked, ragged_columns=bool(edge)
         )
-        products = kernel.dot(query, key, (1, 1))
-        raw, factor = scores.of(refs, products, here)
-        weights = jnp.exp2(raw * factor - shift[:, None])
-        slope = weights * (kernel.dot(grad_out, value, (1, 1)) - delta[:, None])
-        slope = scores.gradient(refs, products, here, slope)
+        slope, _ = _slope(kernel, refs, here, query, key, value, grad_out, shift, delta)
         return acc + kernel.dot(slope.astype(key.dtype), key)
 
     runs = kernel.schedule.keys(refs, kernel.blocks, batch, head, i)
     acc = kernel.visit(runs, step, jnp.zeros((bq, refs["query"].shape[-1]), jnp.float32))
-    put_rows(refs["grad_query"], acc * scores.scale, q_start, seq, sizes.dim)
+    put_rows(refs["grad_query"], acc * scores.scale, batch, q_start, head, seq, sizes.dim)
+
+
+def _slope(
+    kernel: Kernel,
+    refs: Refs,
+    tile: Tile,
+    query: Array,
+    key: Array,
+    value: Array,
+    grad_out: Array,
+    shift: Array,
+    delta: Array,
+) -> tuple[Array, Array]:
+    """The gradient by the scaled products of a tile, and the tile's weights."""
+    if tile.keys_first:
+        query, key, grad_out, value = key, query, value, grad_out
+        shift, delta = shift[None, :], delta[None, :]
+    else:
+        shift, delta = shift[:, None], delta[:, None]
+    products = kernel.dot(query, key, (1, 1))
+    raw, factor = kernel.scores.of(refs, products, tile)
+    weights = jnp.exp2(raw * factor - shift)
+    slope = weights * (kernel.dot(grad_out, value, (1, 1)) - delta)
+    return kernel.scores.gradient(refs, products, tile, slope), weights
 
 
 def backward_key(kernel: Kernel, refs: Refs) -> None:
@@ -247,42 +253,95 @@ def backward_key(kernel: Kernel, refs: Refs) -> None:
     j, kv_head, batch = triton.program_ids(3)
     k_start = j * bk
     kv_seq = ragged(sizes.kv_seq, bk)
-    key = rows_of(refs["key"], k_start, bk, kv_seq, sizes.dim)
-    value = rows_of(refs["value"], k_start, bk, kv_seq, sizes.value_dim)
+    key = rows_of(refs["key"], batch, k_start, bk, kv_head, kv_seq, sizes.dim)
+    value = rows_of(refs["value"], batch, k_start, bk, kv_head, kv_seq, sizes.value_dim)
 
     def of_head(g: Index, carry: Any) -> Any:
         head = kv_head * sizes.group + g
-        tile = Tile(batch, head, g, 0, bq, k_start, bk, False, False, bool(kv_seq), True)
-        runs = kernel.schedule.queries(refs, kernel.blocks, batch, head, j)
-        return kernel.visit(runs, lambda *step: _key_step(kernel, refs, tile, key, value, *step), carry)
+        tile = Tile(batch, head, 0, bq, k_start, bk, False, False, bool(kv_seq), keys_first=True)
+
+        def step(i: Index, masked: bool, carry: Any) -> Any:
+            seq = ragged(sizes.seq, bq) if masked else None
+            here = dataclasses.replace(
+                tile, row_start=i * bq, masked=masked, ragged_rows=bool(seq)
+            )
+            query = rows_of(refs["query"], batch, i * bq, bq, head, seq, sizes.dim)
+            grad_out = rows_of(refs["grad_out"], batch, i * bq, bq, head, seq, sizes.value_dim)
+            shift, delta = _statistics(refs, batch, head, i * bq, bq, seq)
+            slope, weights = _slope(kernel, refs, here, query, key, value, grad_out, shift, delta)
+            grad_key, grad_value = carry
+            grad_value += kernel.dot(weights.astype(grad_out.dtype), grad_out)
+            return grad_key + kernel.dot(slope.astype(query.dtype), query), grad_value
+
+        return kernel.visit(
+            kernel.schedule.queries(refs, kernel.blocks, batch, head, j), step, carry
+        )
 
     carry = jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
     if sizes.group == 1:
-        grad_key, grad_value = of_head(0, carry)
+        carry = of_head(0, carry)
     else:
-        grad_key, grad_value = triton.loop(0, sizes.group, of_head, carry)
+        carry = triton.loop(0, sizes.group, of_head, carry)
     if "kv_lengths" in refs:
         seen = triton.positions(k_start, bk, 0) < refs["kv_lengths"][batch]
-        grad_key, grad_value = jnp.where(seen, grad_key, 0.0), jnp.where(seen, grad_value, 0.0)
-    put_rows(refs["grad_key"], grad_key * kernel.scores.scale, k_start, kv_seq, sizes.dim)
-    put_rows(refs["grad_value"], grad_value, k_start, kv_seq, sizes.value_dim)
-
-
-def _key_step(
-    kernel: Kernel, refs: Refs, tile: Tile, key: Array, value: Array, i: Index, masked: bool, carry: Any
-) -> Any:
-    sizes, scores, bq = kernel.sizes, kernel.scores, kernel.blocks.q
+        carry = tuple(jnp.where(seen, one, 0.0) for one in carry)
     grad_key, grad_value = carry
-    start, g = i * bq, tile.local_head
-    seq = ragged(sizes.seq, bq) if masked else None
-    tile = dataclasses.replace(tile, row_start=start, masked=masked, ragged_rows=bool(seq))
-    query = rows_of(refs["query"], start, bq, seq, sizes.dim, g)
-    products = kernel.dot(key, query, (1, 1))
-    raw, factor = scores.of(refs, products, tile)
-    weights = jnp.exp2(raw * factor - _shift(refs, start, bq, seq, g)[None, :])
-    grad_out = rows_of(refs["grad_out"], start, bq, seq, sizes.value_dim, g)
-    grad_value += kernel.dot(weights.astype(grad_out.dtype), grad_out)
-    delta = statistics_of(refs["delta"], start, bq, seq, g)
-    slope = weights * (kernel.dot(value, grad_out, (1, 1)) - delta[None, :])
-    slope = scores.gradient(refs, products, tile, slope)
-    return grad_key + kernel.dot(slope.astype(query.dtype), query), grad_value
+    grad_key *= kernel.scores.scale
+    put_rows(refs["grad_key"], grad_key, batch, k_start, kv_head, kv_seq, sizes.dim)
+    put_rows(refs["grad_value"], grad_value, batch, k_start, kv_head, kv_seq, sizes.value_dim)
+
+
+def _statistics(
+    refs: Refs, batch: Index, head: Index, start: Index, count: int, seq: int | None
+) -> tuple[Array, Array]:
+    """The shift and the delta of some queries."""
+    index = (batch, head, triton.span(start, count))
+    delta = triton.load(refs["delta"], index, _below(start, count, seq))
+    return _shift(refs, batch, head, start, count, seq), delta
+
+
+def backward_bias(kernel: Kernel, refs: Refs) -> None:
+    """Writes ``grad_bias``, summed over the axes along which the bias is broadcast.
+
+    A program owns one tile of the bias and walks over all that shares it, so
+    nothing of size [B, N, T, S] is ever made for a smaller bias.
+    """
+    sizes, (bq, bk) = kernel.sizes, (kernel.blocks.q, kernel.blocks.k)
+    x, bias_head, bias_batch = triton.program_ids(3)
+    batches, heads, rows, _ = refs["bias"].shape
+    key_blocks, query_blocks = -(-sizes.kv_seq // bk), -(-sizes.seq // bq)
+    own, k_start = lax.div(x, key_blocks), lax.rem(x, key_blocks) * bk
+    seq, kv_seq = ragged(sizes.seq, bq), ragged(sizes.kv_seq, bk)
+    shared_heads = sizes.heads if heads == 1 else 1
+    shared_blocks = query_blocks if rows == 1 else 1
+
+    def step(n: Index, acc: Array) -> Array:
+        i = own + lax.rem(n, shared_blocks)
+        head = bias_head + lax.rem(lax.div(n, shared_blocks), shared_heads)
+        batch = bias_batch + lax.div(n, shared_blocks * shared_heads)
+        kv_head, q_start = lax.div(head, sizes.group), i * bq
+        query = rows_of(refs["query"], batch, q_start, bq, head, seq, sizes.dim)
+        grad_out = rows_of(refs["grad_out"], batch, q_start, bq, head, seq, sizes.value_dim)
+        key = rows_of(refs["key"], batch, k_start, bk, kv_head, kv_seq, sizes.dim)
+        value = rows_of(refs["value"], batch, k_start, bk, kv_head, kv_seq, sizes.value_dim)
+        shift, delta = _statistics(refs, batch, head, q_start, bq, seq)
+        tile = Tile(batch, head, q_start, bq, k_start, bk, True, bool(seq), bool(kv_seq))
+        return acc + _slope(kernel, refs, tile, query, key, value, grad_out, shift, delta)[0]
+
+    count = shared_blocks * shared_heads * (sizes.batch if batches == 1 else 1)
+    acc = triton.loop(0, count, step, jnp.zeros((bq, bk), jnp.float32))
+    inside = _below(k_start, bk, kv_seq)
+    columns = triton.span(k_start, bk)
+    if rows == 1:
+        index: tuple[Any, ...] = (bias_batch, bias_head, 0, columns)
+        triton.store(refs["grad_bias"], index, jnp.sum(acc, axis=0), inside)
+        return
+    valid = triton.every(
+        [
+            None if seq is None else triton.positions(own * bq, bq, 0) < seq,
+            None if kv_seq is None else triton.positions(k_start, bk, 1) < kv_seq,
+        ]
+    )
+    valid = None if valid is None else jnp.broadcast_to(valid, (bq, bk))
+    index = (bias_batch, bias_head, triton.span(own * bq, bq), columns)
+    triton.store(refs["grad_bias"], index, acc, valid)

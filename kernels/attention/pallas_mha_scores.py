@@ -33,7 +33,6 @@ class Tile:
     Attributes:
         batch: Index of the batch entry.
         head: Index of the query head.
-        local_head: The same, among the heads that the references of this program hold.
         row_start: The first query.
         row_count: Queries.
         column_start: The first key.
@@ -46,7 +45,6 @@ class Tile:
 
     batch: Index
     head: Index
-    local_head: Index
     row_start: Index
     row_count: int
     column_start: Index
@@ -163,22 +161,23 @@ class Scores:
 
 
 def pairs(ref: Any, tile: Tile, scores: Scores) -> Array:
-    """A tile of a bias or mask [heads or 1, T or 1, S or 1], shaped to broadcast with scores."""
-    heads, rows, columns = ref.shape
-    index: list[Any] = [tile.local_head if heads > 1 else 0, 0, 0]
+    """A tile of a bias or mask, each axis 1 or full of [B, N, T, S], to broadcast with scores."""
+    full = (ref.shape[2] > 1, ref.shape[3] > 1)
+    index = [
+        tile.batch if ref.shape[0] > 1 else 0,
+        tile.head if ref.shape[1] > 1 else 0,
+        triton.span(tile.row_start, tile.row_count) if full[0] else 0,
+        triton.span(tile.column_start, tile.column_count) if full[1] else 0,
+    ]
+    shape = (tile.row_count if full[0] else 1, tile.column_count if full[1] else 1)
     valid = []
-    if rows > 1:
-        index[1] = triton.span(tile.row_start, tile.row_count)
-        if tile.ragged_rows:
-            valid.append(triton.positions(tile.row_start, tile.row_count, 0) < scores.seq)
-    if columns > 1:
-        index[2] = triton.span(tile.column_start, tile.column_count)
-        if tile.ragged_columns:
-            valid.append(triton.positions(tile.column_start, tile.column_count, 1) < scores.kv_seq)
-    shape = (tile.row_count if rows > 1 else 1, tile.column_count if columns > 1 else 1)
-    seen = triton.every(valid)
-    if seen is not None:
-        loaded = tuple(size for size, full in zip(shape, (rows, columns), strict=True) if full > 1)
-        seen = jnp.broadcast_to(seen, shape).reshape(loaded)
-    block = triton.load(ref, tuple(index), seen).reshape(shape)
+    if full[0] and tile.ragged_rows:
+        valid.append(triton.positions(tile.row_start, tile.row_count, 0) < scores.seq)
+    if full[1] and tile.ragged_columns:
+        valid.append(triton.positions(tile.column_start, tile.column_count, 1) < scores.kv_seq)
+    inside = triton.every(valid)
+    if inside is not None:
+        loaded = tuple(size for size, varies in zip(shape, full, strict=True) if varies)
+        inside = jnp.broadcast_to(inside, shape).reshape(loaded)
+    block = triton.load(ref, tuple(index), inside).reshape(shape)
     return block.T if tile.keys_first else block

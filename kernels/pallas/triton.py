@@ -8,16 +8,16 @@ interpreted, so its numbers can be tested without a GPU.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-Operand = tuple[Any, pl.BlockSpec]
 Index = Any  # a Python int where it is static, otherwise a traced int32
 
 #: Tensor cores multiply tiles of at least this size along each axis.
@@ -34,8 +34,9 @@ def call(
     *,
     name: str,
     grid: tuple[int, ...],
-    inputs: Mapping[str, Operand],
-    outputs: Mapping[str, Operand],
+    inputs: Mapping[str, jax.Array],
+    outputs: Mapping[str, jax.ShapeDtypeStruct],
+    padded_rows: Collection[str] = (),
     num_warps: int,
     num_stages: int,
 ) -> dict[str, jax.Array]:
@@ -45,8 +46,10 @@ def call(
         kernel: Takes the references of all operands by name.
         name: What profilers and compiler dumps call it.
         grid: At most three sizes; neighbours along the first run together.
-        inputs: For each name an array and the block of it that a program sees.
-        outputs: For each name a ``jax.ShapeDtypeStruct`` and such a block.
+        inputs: The arrays by name; each program sees all of each.
+        outputs: Shapes and dtypes of the results by name.
+        padded_rows: Names of operands whose last axis is seen ``padded``; what
+            lies beyond the array must be masked when loaded or stored.
         num_warps: Warps of 32 threads for each program.
         num_stages: Depth of the software pipeline of its loops.
 
@@ -64,20 +67,27 @@ def call(
         body,
         name=name,
         grid=grid,
-        in_specs=[spec for _, spec in inputs.values()],
-        out_specs=[spec for _, spec in outputs.values()],
-        out_shape=[shape for shape, _ in outputs.values()],
+        in_specs=[_whole(array, name in padded_rows) for name, array in inputs.items()],
+        out_specs=[_whole(shape, name in padded_rows) for name, shape in outputs.items()],
+        out_shape=list(outputs.values()),
         # The type of these parameters is what selects the back end.
         compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages),
     )
     # Decided when the program is lowered: a host with a GPU may run it on its
     # CPU, and a host without one may compile it for a GPU.
     results = lax.platform_dependent(
-        *(array for array, _ in inputs.values()),
+        *inputs.values(),
         cpu=build(interpret=True),
         default=build(interpret=False),
     )
     return dict(zip(outputs, results, strict=True))
+
+
+def _whole(array: Any, padded_row: bool) -> pl.BlockSpec:
+    shape = tuple(array.shape)
+    if padded_row:
+        shape = (*shape[:-1], padded(shape[-1]))
+    return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
 
 
 def load(
@@ -87,12 +97,17 @@ def load(
     other: float = 0,
 ) -> jax.Array:
     """The tile ``ref[index]``, with ``other`` where ``valid`` is False."""
-    return plgpu.load(ref.at[index], mask=valid, other=None if valid is None else other)
+    return plgpu.load(ref.at[_typed(index)], mask=valid, other=None if valid is None else other)
 
 
 def store(ref: Any, index: tuple[Any, ...], value: jax.Array, valid: jax.Array | None = None) -> None:
     """Writes a tile to ``ref[index]``, cast to its type, where ``valid`` holds."""
-    plgpu.store(ref.at[index], value.astype(ref.dtype), mask=valid)
+    plgpu.store(ref.at[_typed(index)], value.astype(ref.dtype), mask=valid)
+
+
+def _typed(index: tuple[Any, ...]) -> tuple[Any, ...]:
+    # The interpreter of jax 0.10 asks each index for its shape.
+    return tuple(np.int32(i) if isinstance(i, int) else i for i in index)
 
 
 def span(start: Index, size: int) -> Any:

@@ -1,0 +1,87 @@
+"""Is what a candidate computes right? Slices of its outputs against float64.
+
+The tolerance is not a constant: it follows from the dtype, from the length of
+the sums, and from the plain implementation's own error on the same inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..cache.key import Problem
+from ..kernels.op import Expected
+
+#: A candidate may err this many times as much as the plain implementation does.
+BASELINE_FACTOR = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """The outcome of comparing outputs with what they should be.
+
+    Attributes:
+        rel_err: The error, relative to the largest right value of the output,
+            where it was largest against its tolerance; infinite if not finite.
+        tolerance: The tolerance there.
+        where: The output there.
+    """
+
+    rel_err: float
+    tolerance: float
+    where: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether every slice is within its tolerance."""
+        return self.rel_err <= self.tolerance
+
+
+def errors(outputs: Mapping[str, np.ndarray], expected: Sequence[Expected]) -> list[float]:
+    """The relative error of each slice: its largest deviation over its largest right value."""
+    found = []
+    for one in expected:
+        got = np.asarray(outputs[one.output][one.index]).astype(np.float64)
+        if got.shape != one.value.shape or not np.isfinite(got).all():
+            found.append(math.inf)
+            continue
+        scale = float(np.abs(one.value).max()) or 1.0
+        found.append(float(np.abs(got - one.value).max()) / scale)
+    return found
+
+
+def rounding_floor(problem: Problem) -> float:
+    """The relative error that rounding alone explains.
+
+    Two roundings to the dtype (of an input or weight, and of the output), and
+    float32 sums over kv_seq terms, whose error grows like a random walk.
+    """
+    dtype_eps = float(jnp.finfo(problem.dtype).eps)
+    float32_eps = float(np.finfo(np.float32).eps)
+    return 2 * dtype_eps + math.sqrt(problem.kv_seq) * float32_eps
+
+
+def tolerances(problem: Problem, baseline_errors: Sequence[float] | None, count: int) -> list[float]:
+    """The tolerance of each slice.
+
+    ``baseline_errors`` are the plain implementation's on the same inputs, None
+    where it cannot run; then its error is taken to be the rounding floor.
+    """
+    floor = rounding_floor(problem)
+    own = list(baseline_errors) if baseline_errors is not None else [floor] * count
+    return [max(floor, BASELINE_FACTOR * e) if math.isfinite(e) else BASELINE_FACTOR * floor for e in own]
+
+
+def check(
+    outputs: Mapping[str, np.ndarray],
+    expected: Sequence[Expected],
+    tolerance: Sequence[float],
+) -> Check:
+    """Compares outputs with the expected slices, each at its tolerance."""
+    found = errors(outputs, expected)
+    worst = max(range(len(found)), key=lambda i: found[i] / tolerance[i])
+    return Check(found[worst], tolerance[worst], expected[worst].output)
