@@ -403,10 +403,16 @@ def explain(op: str, **problem_fields: Any) -> Decision:
         >>> shapetune.explain("attention", seq=2048, dim=64).tier
         'heuristic'
     """
-    found = get_op(op)
+    get_op(op)
     try:
         problem = Problem.make(op, **problem_fields)
     except TypeError as error:
         raise ShapetuneError(f"explain({op!r}): {error}") from None
+    return explain_problem(problem)
+
+
+def explain_problem(problem: Problem) -> Decision:
+    """The decision for a problem, with every step that led to it."""
     current = state()
-    return decide(found, problem, current_device(), current.records, current.settings)
+    op = get_op(problem.op)
+    return decide(op, problem, current_device(), current.records, current.settings)

@@ -1,0 +1,41 @@
+# make tune: installs what is needed and tunes attention on this machine.
+# make test: installs and passes the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# An NVIDIA driver means that the GPU build of jax is wanted.
+EXTRA := $(shell nvidia-smi >/dev/null 2>&1 && echo ,gpu)
+
+.PHONY: tune test lint all clean
+
+tune: $(VENV)/installed
+	$(BIN)/python -m shapetune.bench.first_run
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 tests
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	cd $(VENV)/lint && ../bin/mypy --config-file ../../pyproject.toml -p shapetune
+	PYTHONPATH=$(VENV)/lint $(BIN)/lint-imports --no-cache
+
+all: lint test
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "shapetune needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[test$(EXTRA)]'
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev$(EXTRA)]'
+	mkdir -p $(VENV)/lint && ln -sfn ../.. $(VENV)/lint/shapetune
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
