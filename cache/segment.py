@@ -25,23 +25,28 @@ SUFFIX = ".msgpack"
 _MARK = b"\xc1rec"
 _DIGEST = 16
 _HEAD = struct.Struct(f"<4sI{_DIGEST}s")
+_COUNT = struct.Struct("<I")
 #: A segment larger than this is not read: nothing here writes one.
 MAX_SEGMENT_BYTES = 2**30
 
 
 def pack_segment(payloads: Iterable[bytes]) -> bytes:
     """The bytes of a segment that holds these records, sorted, without duplicates."""
-    parts = [MAGIC]
-    for payload in sorted(set(payloads)):
+    unique = sorted(set(payloads))
+    parts = [MAGIC, _COUNT.pack(len(unique))]
+    for payload in unique:
         parts.append(_HEAD.pack(_MARK, len(payload), _digest(payload)))
         parts.append(payload)
     return b"".join(parts)
 
 
 def read_frames(data: bytes) -> Iterator[bytes | None]:
-    """The records in a segment's bytes; None for each damaged stretch."""
-    at = len(MAGIC) if data.startswith(MAGIC) else 0
-    if at == 0:
+    """The records in a segment's bytes; None for each damaged stretch, and for a lost end."""
+    at, missing = 0, 0
+    if data.startswith(MAGIC) and len(data) >= len(MAGIC) + _COUNT.size:
+        (missing,) = _COUNT.unpack_from(data, len(MAGIC))
+        at = len(MAGIC) + _COUNT.size
+    else:
         yield None
     while at < len(data):
         payload = _frame_at(data, at)
@@ -51,7 +56,10 @@ def read_frames(data: bytes) -> Iterator[bytes | None]:
             at = len(data) if found < 0 else found
         else:
             yield payload
+            missing -= 1
             at += _HEAD.size + len(payload)
+    if missing > 0:
+        yield None
 
 
 def _frame_at(data: bytes, at: int) -> bytes | None:

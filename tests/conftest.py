@@ -1,0 +1,27 @@
+"""Every test has a cache folder of its own, and none sees the user's."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from shapetune.kernels import default
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """An empty cache folder, in force through SHAPETUNE_CACHE."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("SHAPETUNE_CACHE", str(folder))
+    for name in ("SHAPETUNE_DISABLE", "SHAPETUNE_ON_MISS", "SHAPETUNE_STALE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(default, "_process_state", None)
+    return folder
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that need an NVIDIA GPU say so where there is none."""
+    if jax.default_backend() != "gpu":
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; jax sees none"))
