@@ -5,6 +5,10 @@ It holds all scores at once, so its memory grows with seq × kv_seq.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -36,12 +40,10 @@ def xla(
     if bias is not None:
         # A row of -inf alone would be 0/0 in the softmax; it is put to zero below.
         finite = jnp.where(bias == -jnp.inf, jnp.asarray(-1e30, bias.dtype), bias)
-    result = jax.nn.dot_product_attention(
-        _widen(query, width),
-        _widen(key, width),
-        _widen(value, width),
-        finite,
-        mask,
+    attend = functools.partial(
+        jax.nn.dot_product_attention,
+        bias=finite,
+        mask=mask,
         scale=scale,
         is_causal=is_causal,
         query_seq_lengths=query_seq_lengths,
@@ -50,6 +52,12 @@ def xla(
         implementation="xla",
         return_residual=return_residual,
     )
+    widened = [_widen(array, width) for array in (query, key, value)]
+    if query.dtype == jnp.float16:
+        # XLA's CPU backend refuses the float16 product that jax.nn asks for.
+        result = jax.lax.platform_dependent(*widened, cpu=_in_float32(attend), default=attend)
+    else:
+        result = attend(*widened)
     out, residual = result if return_residual else (result, None)
     out = out[..., :value_dim]
     sees = _sees_a_key(
@@ -61,6 +69,16 @@ def xla(
         if residual is not None:
             residual = jnp.where(sees, residual, -jnp.inf)
     return out if residual is None else (out, residual)
+
+
+def _in_float32(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """The call with its arrays in float32, its results back in their dtype."""
+
+    def wide(*arrays: Array) -> Any:
+        result = attend(*(array.astype(jnp.float32) for array in arrays))
+        return jax.tree.map(lambda r: r.astype(arrays[0].dtype), result)
+
+    return wide
 
 
 def _widen(array: Array, width: int) -> Array:

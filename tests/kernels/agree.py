@@ -1,0 +1,39 @@
+"""Does a candidate agree with the float64 reference? Fixed bars, independent of the tuner's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shapetune.autotune import measure, verify
+from shapetune.cache import Candidate
+from shapetune.kernels import current_device, get_op
+
+#: Largest error over largest right value, forward and gradients.
+BARS = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 2.5e-2}
+
+
+def candidate(problem, name, config=None):
+    """A candidate of an implementation, by default with its own default config."""
+    one = get_op(problem.op).implementation(name)
+    defaults = one.default_config(problem, current_device())
+    return Candidate(name, {**defaults, **(config or {})})
+
+
+def run(problem, chosen, kind="normal", seed=0):
+    """The named outputs of a candidate, and the inputs."""
+    op = get_op(problem.op)
+    op.require(problem, current_device(), chosen)
+    inputs = op.make_inputs(problem, seed, kind)
+    args = measure.arguments(problem, inputs)
+    compiled = measure.compile_program(measure.program(op, problem, chosen, inputs), args)
+    return measure.named_outputs(op, problem, inputs, compiled.call(*args)), inputs
+
+
+def check_agrees(problem, chosen, kind="normal", bar=None, slices=2):
+    """Asserts that outputs, and in mode fwd_bwd gradients, are right within the bar."""
+    outputs, inputs = run(problem, chosen, kind)
+    expected = get_op(problem.op).expect(problem, inputs, slices)
+    worst = dict(zip((one.output for one in expected), verify.errors(outputs, expected), strict=True))
+    limit = bar or BARS[problem.dtype]
+    assert all(error <= limit for error in worst.values()), (problem.label, chosen.key, worst)
+    assert all(np.isfinite(array).all() for array in outputs.values())
