@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import optuna
 
+from ..cache.errors import StorageError
 from ..cache.key import Candidate, Device, Problem, Value
 from ..cache.record import Trial
 from ..kernels.op import Op
@@ -166,7 +167,7 @@ def new_study(name: str, seed: int = 0, storage: str | None = None) -> optuna.St
         storage: None for memory, a database URL, or the path of a journal file.
 
     Raises:
-        ValueError: The storage cannot be opened.
+        StorageError: The storage cannot be opened.
     """
     with warnings.catch_warnings():
         # Grouping, which conditional parameters need, is marked experimental.
@@ -181,7 +182,7 @@ def new_study(name: str, seed: int = 0, storage: str | None = None) -> optuna.St
             study_name=None if storage is None else name, storage=backend, sampler=sampler
         )
     except Exception as error:  # every driver has its own family
-        raise ValueError(
+        raise StorageError(
             f"storage={storage!r} cannot be opened ({type(error).__name__}: {error}); "
             f"give {_STORAGE_KINDS}"
         ) from error

@@ -39,3 +39,7 @@ class RecordError(ShapetuneError, ValueError):
 
 class UntunedError(ShapetuneError, LookupError):
     """A call has no record, and SHAPETUNE_ON_MISS is "error"."""
+
+
+class StorageError(ShapetuneError, ValueError):
+    """The storage for Optuna's studies cannot be opened."""

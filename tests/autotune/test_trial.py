@@ -1,0 +1,75 @@
+import jax
+import pytest
+
+from shapetune.autotune.measure import Effort
+from shapetune.autotune.trial import Bench, best_of
+from shapetune.cache import Candidate, Trial, Verification
+from shapetune.kernels import current_device, get_op
+
+from ..samples import problem
+from . import faulty
+
+QUICK = Effort(seconds=0.02, least=3, most=4)
+
+
+def bench(**fields):
+    about = problem(**{"seq": 65, "dim": 32, "heads": 2, **fields})
+    return Bench(get_op("attention"), about, current_device(), effort=QUICK)
+
+
+@pytest.mark.parametrize("mode", ["fwd", "fwd_bwd"])
+def test_a_good_candidate_is_ok_and_timed(mode):
+    trial = bench(mode=mode).trial(Candidate("xla"))
+    assert (trial.status, trial.note) == ("ok", "")
+    assert 0 < trial.q1_ms <= trial.median_ms <= trial.q3_ms
+    assert trial.compile_s > 0
+    assert 0 < trial.rel_err < 1e-5
+
+
+@pytest.mark.parametrize("name", [n for n in faulty.KINDS if n != "overflows"])
+def test_a_faulty_candidate_has_its_typed_outcome(name):
+    with faulty.registered(name):
+        trial = bench(mode="fwd_bwd").trial(Candidate(name))
+    assert trial.status == faulty.KINDS[name][1]
+    assert trial.note
+    assert trial.median_ms is None
+
+
+def test_a_config_outside_the_space_is_not_run():
+    trial = bench().trial(Candidate("blockwise", {"block_q": 3}))
+    assert trial.status == "compile_error"
+    assert "block_q" in trial.note
+
+
+def test_hard_inputs_catch_what_tame_ones_hide():
+    about = bench(dtype="bfloat16", seq=257)
+    with faulty.registered("overflows"):
+        assert about.trial(Candidate("overflows")).status == "ok"
+        verdict = about.verify_hard(Candidate("overflows"))
+    assert isinstance(verdict, Trial)
+    assert verdict.status == "wrong_result"
+    assert "large_logits" in verdict.note
+
+
+def test_a_good_candidate_passes_the_hard_inputs():
+    verdict = bench().verify_hard(Candidate("xla"))
+    assert isinstance(verdict, Verification)
+    assert verdict.rel_err <= verdict.tolerance
+    assert set(verdict.inputs) == {"normal", *get_op("attention").hard_inputs}
+
+
+def test_running_out_of_memory_is_told_from_other_failures(monkeypatch):
+    about = bench()
+
+    def exhausted(*args):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes")
+
+    monkeypatch.setattr(about, "_compile", exhausted)
+    assert about.trial(Candidate("xla")).status == "out_of_memory"
+
+
+def test_the_best_is_the_fastest_that_passed():
+    a, b = Candidate("a"), Candidate("b")
+    trials = [Trial(a, "ok", 2.0), Trial(b, "wrong_result", 1.0), Trial(b, "ok", 3.0)]
+    assert best_of(trials) == trials[0]
+    assert best_of(trials[1:2]) is None

@@ -1,0 +1,155 @@
+import pytest
+
+import shapetune
+from shapetune.autotune import Listener, Options, grid
+from shapetune.autotune.measure import Effort
+from shapetune.cache import Candidate, load
+from shapetune.cache.errors import CacheError, ProblemError, ShapetuneError, UnknownNameError
+from shapetune.kernels import Implementation, Space, get_op
+
+from ..samples import problem
+from . import faulty
+
+QUICK = Options(trials=6, budget=30, pairs=6, rounds=3, effort=Effort(0.02, 3, 4))
+SMALL = {"seq": 65, "dim": 32, "heads": 2}
+
+
+class Notes(Listener):
+    """Remembers what it heard."""
+
+    def __init__(self):
+        self.trials, self.failed, self.fresh = [], [], []
+
+    def trial_done(self, trial, best):
+        self.trials.append(trial)
+
+    def problem_done(self, index, record, fresh):
+        self.fresh.append(fresh)
+
+    def problem_failed(self, index, problem, reason):
+        self.failed.append(reason)
+
+
+def test_a_tuned_problem_is_on_disk_and_dispatched(own_cache):
+    (one,) = shapetune.tune("attention", SMALL, options=QUICK)
+    assert load([own_cache]).ids == {one.id}
+    decision = shapetune.explain("attention", **SMALL)
+    assert (decision.tier, decision.candidate) == ("exact", one.chosen)
+    assert one.comparison.low <= one.comparison.ratio <= one.comparison.high
+    assert one.verification.rel_err <= one.verification.tolerance
+
+
+def test_the_heuristic_is_always_tried_and_nothing_twice(own_cache):
+    notes = Notes()
+    (one,) = shapetune.tune("attention", SMALL, options=QUICK, listener=notes)
+    keys = [t.candidate.key for t in notes.trials]
+    assert keys[0] == one.heuristic.key
+    assert len(keys) == len(set(keys)) == len(one.trials)
+
+
+def test_a_record_says_that_the_heuristic_is_best_unless_the_gain_is_sure():
+    heuristic = get_op("attention").heuristic(problem(**SMALL), shapetune.kernels.current_device())
+    (one,) = shapetune.tune(
+        "attention", SMALL, options=Options(implementations=("xla",), trials=3, pairs=6, effort=QUICK.effort)
+    )  # fmt: skip
+    assert heuristic == Candidate("xla")
+    assert one.heuristic_is_best
+    assert (one.comparison.ratio, one.comparison.low) == (1.0, 1.0)
+
+
+def test_a_tuned_problem_is_not_tuned_again_unless_asked(own_cache):
+    (first,) = shapetune.tune("attention", SMALL, options=QUICK)
+    notes = Notes()
+    (second,) = shapetune.tune("attention", SMALL, options=QUICK, listener=notes)
+    assert (second, notes.fresh, notes.trials) == (first, [False], [])
+    shapetune.tune("attention", SMALL, options=Options(**{**QUICK.__dict__, "again": True}))
+    assert len(load([own_cache])) == 2
+
+
+def test_faulty_implementations_do_not_end_a_run_or_win(own_cache):
+    names = [n for n in faulty.KINDS if n != "overflows"]
+    options = Options(**{**QUICK.__dict__, "implementations": ("xla", *names), "trials": 20})
+    with faulty.registered(*names):
+        notes = Notes()
+        (one,) = shapetune.tune(
+            "attention", {**SMALL, "mode": "fwd_bwd"}, options=options, listener=notes
+        )
+    assert one.chosen == Candidate("xla")
+    found = {t.candidate.implementation: t.status for t in notes.trials}
+    for name in set(names) - {"refuses"}:
+        assert found[name] == faulty.KINDS[name][1]
+
+
+def test_a_winner_that_fails_the_hard_inputs_does_not_win(own_cache):
+    about = {**SMALL, "seq": 257, "dtype": "bfloat16"}
+    options = Options(**{**QUICK.__dict__, "implementations": ("overflows",)})
+    with faulty.registered("overflows"):
+        (one,) = shapetune.tune("attention", about, options=options)
+    assert one.heuristic_is_best
+    assert {t.candidate.implementation: t.status for t in one.trials}[
+        "overflows"
+    ] == "wrong_result"
+
+
+def test_a_heuristic_that_fails_leaves_no_record_and_says_why(own_cache, monkeypatch):
+    op = get_op("attention")
+    notes = Notes()
+    with faulty.registered("gives_nan"):
+        monkeypatch.setattr(op, "heuristic", lambda problem, device: Candidate("gives_nan"))
+        assert shapetune.tune("attention", SMALL, options=QUICK, listener=notes) == []
+    assert "gives_nan: wrong_result" in notes.failed[0]
+
+
+def test_what_is_tuned_stays_when_the_run_is_interrupted(own_cache):
+    class Stop(Listener):
+        def problem_started(self, index, problem, total):
+            if index == 1:
+                raise KeyboardInterrupt
+
+    problems = [SMALL, {**SMALL, "seq": 40}]
+    with pytest.raises(KeyboardInterrupt):
+        shapetune.tune("attention", problems, options=QUICK, listener=Stop())
+    assert [r.problem.seq for r in load([own_cache])] == [65]
+    assert shapetune.explain("attention", **SMALL).tier == "exact"
+
+
+def test_a_kernel_of_ones_own_is_tuned_and_dispatched(own_cache):
+    op = get_op("attention")
+    faster = Implementation(
+        name="mine",
+        function=op.implementation("xla").function,
+        space=lambda problem, device: Space({"unused": (1, 2)}),
+        default_config=lambda problem, device: {"unused": 1},
+    )
+    op.register(faster)
+    try:
+        options = Options(**{**QUICK.__dict__, "implementations": ("mine",)})
+        (one,) = shapetune.tune("attention", SMALL, options=options)
+        assert {t.candidate.key for t in one.trials} == {"xla", "mine(unused=1)", "mine(unused=2)"}
+    finally:
+        del op.implementations["mine"]
+
+
+def test_bad_requests_are_refused_before_anything_runs(own_cache, tmp_path):
+    with pytest.raises(UnknownNameError, match="nothing"):
+        shapetune.tune("nothing", SMALL)
+    with pytest.raises(ProblemError, match="seq"):
+        shapetune.tune("attention", {"seq": -1, "dim": 64})
+    with pytest.raises(ShapetuneError, match="length"):
+        shapetune.tune("attention", {"length": 1, "dim": 64})
+    with pytest.raises(UnknownNameError, match="flash"):
+        shapetune.tune("attention", SMALL, options=Options(implementations=("flash",)))
+    blocker = tmp_path / "file"
+    blocker.write_text("x")
+    with pytest.raises(CacheError, match="file"):
+        shapetune.tune("attention", SMALL, cache=blocker)
+    for options in ({"trials": 0}, {"budget": -1}, {"pairs": 2}):
+        with pytest.raises(ShapetuneError, match=next(iter(options))):
+            Options(**options)
+
+
+def test_a_grid_is_every_combination_once():
+    problems = grid("attention", seq=[64, 128], dim=[32], causal=[False, True], window=(500, 0))
+    assert len(problems) == 4
+    # A causal window that hides nothing is none; without causal it hides what is to the right.
+    assert {p.window for p in problems if p.causal} == {None}
