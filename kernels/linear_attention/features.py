@@ -1,0 +1,53 @@
+"""The feature map of linear attention in JAX, and its backward pass.
+
+phi(x) = [softmax(x), softmax(-x)] over the head dimension, or with "relu"
+[relu(x), relu(-x)]; always in float32, whatever the dtype of x.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+
+FEATURE_MAPS: Final = ("softmax", "relu")
+
+
+def feature_map(x: jax.Array, kind: str) -> jax.Array:
+    """phi(x): [..., H] to float32 [..., 2H]."""
+    x = x.astype(jnp.float32)
+    act = jax.nn.relu if kind == "relu" else jax.nn.softmax
+    return jnp.concatenate([act(x), act(-x)], axis=-1)
+
+
+def feature_map_gradient(y: jax.Array, g: jax.Array, kind: str) -> jax.Array:
+    """The gradient at x from y = phi(x) alone: [..., 2H] and [..., 2H] to [..., H].
+
+    With y1, y2 the halves of y and sigma(y, g) = y * (g - <g, y>) it is
+    sigma(y1, g1) - sigma(y2, g2).
+    """
+    y1, y2 = jnp.split(y, 2, axis=-1)
+    g1, g2 = jnp.split(g, 2, axis=-1)
+    if kind == "relu":
+        return jnp.where(y1 > 0, g1, 0.0) - jnp.where(y2 > 0, g2, 0.0)
+    return _softmax_gradient(y1, g1) - _softmax_gradient(y2, g2)
+
+
+def _softmax_gradient(y: jax.Array, g: jax.Array) -> jax.Array:
+    return y * (g - jnp.sum(g * y, axis=-1, keepdims=True))
+
+
+def rows_before_any_key(query: jax.Array, initial_state: jax.Array, kind: str) -> jax.Array:
+    """The outputs of rows that see the initial state alone, float32 [B, t, N, Hv].
+
+    Args:
+        query: [B, t, N, H], the first window_size + 1 positions.
+        initial_state: [B, N, 2H, Hv].
+    """
+    return jnp.einsum(
+        "btnf,bnfv->btnv",
+        feature_map(query, kind),
+        initial_state,
+        precision=jax.lax.Precision.HIGHEST,
+    )
