@@ -26,7 +26,6 @@ Array = jax.Array
 Arrays = dict[str, Array]
 
 _ROWS = ("query", "key", "value", "out", "grad_out", "grad_query", "grad_key", "grad_value")
-_DIFFERENTIABLE = ("query", "key", "value", "bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,37 +93,36 @@ def _attend_forward(call: Call, with_lse: bool, arrays: Arrays) -> Any:
 def _attend_backward(call: Call, with_lse: bool, saved: Any, gradients: Any) -> Any:
     arrays, out, lse = saved
     sizes = call.sizes
-    query, key, value = (arrays[name] for name in ("query", "key", "value"))
-    inputs = {**arrays, "out": out, "lse": lse, "grad_out": gradients[0].astype(out.dtype)}
-    by_query = call.launch(
-        kernels.backward_query,
+    by_query = (-(-sizes.seq // call.by_query.q), sizes.heads, sizes.batch)
+    by_key = (-(-sizes.kv_seq // call.by_key.k), sizes.kv_heads, sizes.batch)
+    grad_out = gradients[0].astype(out.dtype)
+    delta = call.launch(
+        kernels.backward_delta,
         call.by_query,
-        (-(-sizes.seq // call.by_query.q), sizes.heads, sizes.batch),
-        inputs,
-        {
-            "grad_query": jax.ShapeDtypeStruct(query.shape, query.dtype),
-            "delta": jax.ShapeDtypeStruct(lse.shape, jnp.float32),
-        },
+        by_query,
+        {"out": out, "grad_out": grad_out},
+        {"delta": jax.ShapeDtypeStruct(lse.shape, jnp.float32)},
     )
-    del inputs["out"]
-    inputs["delta"] = by_query["delta"]
-    by_key = call.launch(
-        kernels.backward_key,
-        call.by_key,
-        (-(-sizes.kv_seq // call.by_key.k), sizes.kv_heads, sizes.batch),
-        inputs,
-        {
-            "grad_key": jax.ShapeDtypeStruct(key.shape, key.dtype),
-            "grad_value": jax.ShapeDtypeStruct(value.shape, value.dtype),
-        },
+    inputs = {**arrays, **delta, "lse": lse, "grad_out": grad_out}
+    gradient = {f"grad_{name}": _like(arrays[name]) for name in ("query", "key", "value")}
+    found = call.launch(
+        kernels.backward_query, call.by_query, by_query, inputs, _only(gradient, "grad_query")
+    ) | call.launch(
+        kernels.backward_key, call.by_key, by_key, inputs, _only(gradient, "grad_key", "grad_value")
     )
     result: dict[str, Any] = dict.fromkeys(arrays)
-    result.update(
-        query=by_query["grad_query"], key=by_key["grad_key"], value=by_key["grad_value"]
-    )
+    result.update((name, found[f"grad_{name}"]) for name in ("query", "key", "value"))
     if "bias" in arrays:
         result["bias"] = _bias_gradient(call, inputs)
     return (result,)
+
+
+def _like(array: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def _only(shapes: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: shapes[name] for name in names}
 
 
 def _bias_gradient(call: Call, inputs: Arrays) -> Array:
@@ -134,9 +132,8 @@ def _bias_gradient(call: Call, inputs: Arrays) -> Array:
         return jnp.zeros_like(bias)
     row_blocks = 1 if rows == 1 else -(-sizes.seq // blocks.q)
     grid = (row_blocks * -(-sizes.kv_seq // blocks.k), heads, batches)
-    shape = jax.ShapeDtypeStruct(bias.shape, bias.dtype)
-    launched = call.launch(kernels.backward_bias, blocks, grid, inputs, {"grad_bias": shape})
-    return launched["grad_bias"]
+    outputs = {"grad_bias": _like(bias)}
+    return call.launch(kernels.backward_bias, blocks, grid, inputs, outputs)["grad_bias"]
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

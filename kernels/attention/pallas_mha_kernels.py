@@ -193,19 +193,28 @@ def _shift(refs: Refs, batch: Index, head: Index, start: Index, count: int, seq:
     return jnp.where(lse == -jnp.inf, jnp.inf, lse)
 
 
+def backward_delta(kernel: Kernel, refs: Refs) -> None:
+    """Writes ``delta``, the sum of out · grad_out for each query."""
+    sizes, count = kernel.sizes, kernel.blocks.q
+    i, head, batch = triton.program_ids(3)
+    start, seq = i * count, ragged(sizes.seq, count)
+    out, grad_out = (
+        rows_of(refs[name], batch, start, count, head, seq, sizes.value_dim).astype(jnp.float32)
+        for name in ("out", "grad_out")
+    )
+    index = (batch, head, triton.span(start, count))
+    triton.store(refs["delta"], index, jnp.sum(out * grad_out, axis=1), _below(start, count, seq))
+
+
 def backward_query(kernel: Kernel, refs: Refs) -> None:
-    """Writes ``grad_query``, and ``delta``, the sum of out · grad_out for each query."""
+    """Writes ``grad_query``."""
     sizes, scores, (bq, bk) = kernel.sizes, kernel.scores, (kernel.blocks.q, kernel.blocks.k)
     i, head, batch = kernel.programs()
     kv_head, q_start = head // sizes.group, i * bq
     seq, kv_seq = ragged(sizes.seq, bq), ragged(sizes.kv_seq, bk)
-    out = rows_of(refs["out"], batch, q_start, bq, head, seq, sizes.value_dim)
     grad_out = rows_of(refs["grad_out"], batch, q_start, bq, head, seq, sizes.value_dim)
-    delta = jnp.sum(out.astype(jnp.float32) * grad_out.astype(jnp.float32), axis=1)
-    index = (batch, head, triton.span(q_start, bq))
-    triton.store(refs["delta"], index, delta, _below(q_start, bq, seq))
     query = rows_of(refs["query"], batch, q_start, bq, head, seq, sizes.dim)
-    shift = _shift(refs, batch, head, q_start, bq, seq)
+    shift, delta = _statistics(refs, batch, head, q_start, bq, seq)
     tile = Tile(batch, head, q_start, bq, 0, bk, False, bool(seq), False)
 
     def step(j: Index, masked: bool, acc: Array) -> Array:

@@ -179,5 +179,6 @@ def pairs(ref: Any, tile: Tile, scores: Scores) -> Array:
     if inside is not None:
         loaded = tuple(size for size, varies in zip(shape, full, strict=True) if varies)
         inside = jnp.broadcast_to(inside, shape).reshape(loaded)
-    block = triton.load(ref, tuple(index), inside).reshape(shape)
+    read = triton.load if jnp.issubdtype(ref.dtype, jnp.floating) else triton.load_flags
+    block = read(ref, tuple(index), inside).reshape(shape)
     return block.T if tile.keys_first else block

@@ -77,10 +77,15 @@ def call(
     # CPU, and a host without one may compile it for a GPU.
     results = lax.platform_dependent(
         *inputs.values(),
-        cpu=build(interpret=True),
+        cpu=lambda *arrays: build(interpret=True)(*map(_without_bool, arrays)),
         default=build(interpret=False),
     )
     return dict(zip(outputs, results, strict=True))
+
+
+def _without_bool(array: jax.Array) -> jax.Array:
+    # The interpreter takes booleans for int32 and then finds the types at odds.
+    return array.astype(jnp.int8) if array.dtype == jnp.bool_ else array
 
 
 def _whole(array: Any, padded_row: bool) -> pl.BlockSpec:
@@ -98,6 +103,12 @@ def load(
 ) -> jax.Array:
     """The tile ``ref[index]``, with ``other`` where ``valid`` is False."""
     return plgpu.load(ref.at[_typed(index)], mask=valid, other=None if valid is None else other)
+
+
+def load_flags(ref: Any, index: tuple[Any, ...], valid: jax.Array | None = None) -> jax.Array:
+    """A tile of booleans, False where ``valid`` is False."""
+    flags = load(ref, index, valid)
+    return flags if flags.dtype == jnp.bool_ else flags != 0
 
 
 def store(ref: Any, index: tuple[Any, ...], value: jax.Array, valid: jax.Array | None = None) -> None:
