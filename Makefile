@@ -9,7 +9,7 @@ EXTRA := $(shell nvidia-smi >/dev/null 2>&1 && echo ,gpu)
 .PHONY: tune test lint all clean
 
 tune: $(VENV)/installed
-	$(BIN)/python -m shapetune.bench.first_run
+	$(BIN)/shapetune demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 tests

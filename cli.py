@@ -32,7 +32,7 @@ def main() -> None:
     """Picks the fastest verified kernel and block sizes for every shape."""
 
 
-class _List(click.ParamType):
+class _List(click.ParamType[Any]):
     """Values separated by commas."""
 
     def __init__(self, kind: type[int] | type[str], allowed: tuple[str, ...] = ()) -> None:
@@ -43,14 +43,16 @@ class _List(click.ParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
         if isinstance(value, tuple):
             return value
-        found = []
+        found: list[int | str] = []
         for part in str(value).split(","):
             word = part.strip()
             if self._kind is int:
                 try:
                     number = int(word)
                 except ValueError:
-                    self.fail(f"{word!r} is not an integer; give numbers such as 512,2048", param, ctx)
+                    self.fail(
+                        f"{word!r} is not an integer; give numbers such as 512,2048", param, ctx
+                    )
                 if number < 1:
                     self.fail(f"{number} is not at least 1", param, ctx)
                 found.append(number)
@@ -61,7 +63,7 @@ class _List(click.ParamType):
         return tuple(dict.fromkeys(found))
 
 
-class _Seconds(click.ParamType):
+class _Seconds(click.ParamType[Any]):
     """A time such as 90, 90s, 2m or 1h."""
 
     name = "time"
@@ -70,7 +72,7 @@ class _Seconds(click.ParamType):
         if isinstance(value, float):
             return value
         text = str(value).strip()
-        unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], None)
+        unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
         try:
             number = float(text[:-1] if unit else text) * (unit or 1)
         except ValueError:
@@ -80,7 +82,7 @@ class _Seconds(click.ParamType):
         return number
 
 
-class _Window(click.ParamType):
+class _Window(click.ParamType[Any]):
     """A window: N for both sides, or LEFT,RIGHT."""
 
     name = "n|left,right"
@@ -250,6 +252,22 @@ def _record_map(record: Any) -> dict[str, Any]:
 
 
 @main.command()
+def demo() -> None:
+    """Tunes a handful of attention shapes on this machine, and shows the gain."""
+    from .autotune.tune import tune as run
+    from .bench import demo as first
+
+    problems = first.problems()
+    with _display() as (console, listener):
+        records = run("attention", problems, options=first.OPTIONS, listener=listener)
+    _print_records(records, False, console)
+    click.echo("\nshapetune.attention(q, k, v) now, in turns with jax.nn.dot_product_attention:")
+    for problem in problems:
+        if problem.mode == "fwd":
+            click.echo(f"  {first.gain(problem)}")
+
+
+@main.command()
 @click.argument("op", metavar="[OP]", required=False, callback=_op_name)
 @_cache_option
 @_json_option
@@ -289,7 +307,9 @@ def explain(op: str, cache: Path | None, as_json: bool, **fields: Any) -> None:
         click.echo(f"  {decision.candidate.key}  (tier: {decision.tier})")
         if decision.speedup is not None and decision.interval is not None:
             low, high = decision.interval
-            click.echo(f"  {decision.speedup:.2f}× the heuristic, 95% interval [{low:.2f}, {high:.2f}]")
+            click.echo(
+                f"  {decision.speedup:.2f}× the heuristic, 95% interval [{low:.2f}, {high:.2f}]"
+            )
         for step in decision.steps:
             click.echo(f"  - {step}")
         for identity in decision.record_ids:

@@ -88,10 +88,8 @@ class _Clock:
         """Seconds until the run ends, about."""
         elapsed = time.monotonic() - self._problem_started
         here = min(elapsed * (total - done) / done, self._budget) if done else self._budget
-        if self._spent:
-            typical = sum(self._spent) / len(self._spent)
-        else:
-            typical = max(elapsed + here, 1.0)
+        spent = self._spent or [max(elapsed + here, 1.0)]
+        typical = sum(spent) / len(spent)
         return max(here, 0.0) + typical * (len(self.problems) - index - 1)
 
 

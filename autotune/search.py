@@ -10,8 +10,10 @@ import logging
 import random
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import optuna
+from optuna.storages.journal import JournalFileBackend
 
 from ..cache.errors import StorageError
 from ..cache.key import Candidate, Device, Problem, Value
@@ -120,7 +122,7 @@ class Search:
     def _ask(self) -> tuple[Candidate, optuna.trial.Trial]:
         asked = self._study.ask()
         name = asked.suggest_categorical("implementation", list(self._choices))
-        config: dict[str, Value] = {
+        config: dict[str, Any] = {
             parameter: asked.suggest_categorical(f"{name}.{parameter}", values)
             for parameter, values in self._choices[name].items()
         }
@@ -176,7 +178,7 @@ def new_study(name: str, seed: int = 0, storage: str | None = None) -> optuna.St
     backend: optuna.storages.BaseStorage | str | None = storage
     try:
         if storage is not None and "://" not in storage:
-            journal = optuna.storages.journal.JournalFileBackend(storage)
+            journal = JournalFileBackend(storage)
             backend = optuna.storages.JournalStorage(journal)
         return optuna.create_study(
             study_name=None if storage is None else name, storage=backend, sampler=sampler

@@ -70,9 +70,7 @@ class Bench:
             return _failed(candidate, "unsupported", error, started)
         except Exception as error:  # whatever a kernel raises at trace or compile time
             return _failed(candidate, _kind(error, "compile_error"), error, started)
-        outcome = Trial(
-            candidate, "ok", compile_s=compiled.compile_s, temp_mb=compiled.temp_mb
-        )
+        outcome = Trial(candidate, "ok", compile_s=compiled.compile_s, temp_mb=compiled.temp_mb)
         try:
             checked = self._check(compiled, reference)
             if not checked.passed:
@@ -83,9 +81,7 @@ class Bench:
             args = measure.arguments(self.problem, reference.inputs)
             timing, given_up = measure.time_program(compiled, args, best_ms, self.effort)
         except Exception as error:  # whatever a kernel raises when it runs
-            return dataclasses.replace(
-                outcome, status=_kind(error, "crashed"), note=_words(error)
-            )
+            return dataclasses.replace(outcome, status=_kind(error, "crashed"), note=_words(error))
         q1, median, q3 = timing.quartiles_ms
         return dataclasses.replace(
             outcome,
@@ -109,7 +105,10 @@ class Bench:
             compiled = self._keep(candidate)
             for kind in kinds:
                 checked = self._check(compiled, self._reference(kind))
-                if worst is None or checked.rel_err / checked.tolerance > worst.rel_err / worst.tolerance:
+                if (
+                    worst is None
+                    or checked.rel_err / checked.tolerance > worst.rel_err / worst.tolerance
+                ):
                     worst = checked
                 if not checked.passed:
                     note = (
@@ -192,7 +191,8 @@ def _failed(candidate: Candidate, status: str, error: Exception, started: float)
 def _kind(error: Exception, otherwise: str) -> str:
     """The trial status that an exception stands for."""
     exhausted = isinstance(error, MemoryError) or (
-        isinstance(error, jax.errors.JaxRuntimeError) and str(error).startswith("RESOURCE_EXHAUSTED")
+        isinstance(error, jax.errors.JaxRuntimeError)
+        and str(error).startswith("RESOURCE_EXHAUSTED")
     )
     return "out_of_memory" if exhausted else otherwise
 
@@ -211,4 +211,3 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
     """The trial of the smallest median among those that passed."""
     timed = [t for t in trials if t.status == "ok" and t.median_ms is not None]
     return min(timed, key=lambda t: t.median_ms or 0.0, default=None)
-

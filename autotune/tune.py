@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 
 from .._version import __version__
@@ -306,7 +306,7 @@ def _provenance(
     return Provenance(
         shapetune=__version__,
         jax=jax.__version__,
-        jaxlib=jaxlib.__version__,
+        jaxlib=importlib.metadata.version("jaxlib"),
         chosen_version=op.implementation(chosen.implementation).version,
         heuristic_version=op.implementation(heuristic.implementation).version,
         host=hashlib.blake2b(platform.node().encode(), digest_size=6).hexdigest(),
@@ -314,5 +314,3 @@ def _provenance(
         seconds=round(seconds, 3),
         settings=f"trials={options.trials} budget={options.budget:g}s seed={options.seed}",
     )
-
-

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from ..cache.key import Problem
@@ -66,12 +66,14 @@ def rounding_floor(problem: Problem) -> float:
     Two roundings to the dtype (of an input or weight, and of the output), and
     float32 sums over kv_seq terms, whose error grows like a random walk.
     """
-    dtype_eps = float(jnp.finfo(problem.dtype).eps)
+    dtype_eps = float(ml_dtypes.finfo(problem.dtype).eps)
     float32_eps = float(np.finfo(np.float32).eps)
     return 2 * dtype_eps + math.sqrt(problem.kv_seq) * float32_eps
 
 
-def tolerances(problem: Problem, baseline_errors: Sequence[float] | None, count: int) -> list[float]:
+def tolerances(
+    problem: Problem, baseline_errors: Sequence[float] | None, count: int
+) -> list[float]:
     """The tolerance of each slice.
 
     ``baseline_errors`` are the plain implementation's on the same inputs, None
@@ -79,7 +81,10 @@ def tolerances(problem: Problem, baseline_errors: Sequence[float] | None, count:
     """
     floor = rounding_floor(problem)
     own = list(baseline_errors) if baseline_errors is not None else [floor] * count
-    return [max(floor, BASELINE_FACTOR * e) if math.isfinite(e) else BASELINE_FACTOR * floor for e in own]
+    return [
+        max(floor, BASELINE_FACTOR * e) if math.isfinite(e) else BASELINE_FACTOR * floor
+        for e in own
+    ]
 
 
 def check(

@@ -63,9 +63,7 @@ def rank(records: Iterable[Record], versions: Versions, policy: str = "warn") ->
     if policy == "any":
         stale = dict.fromkeys(stale, False)
     kept = [r for r in records if not (policy == "strict" and stale[r.id])]
-    return sorted(
-        kept, key=lambda r: (stale[r.id], -r.comparison.ratio, -r.provenance.time, r.id)
-    )
+    return sorted(kept, key=lambda r: (stale[r.id], -r.comparison.ratio, -r.provenance.time, r.id))
 
 
 def nearest(records: Iterable[Record], problem: Problem) -> list[list[Record]]:

@@ -201,7 +201,9 @@ class Problem:
             raise ProblemError(f"a problem must be a map, got {type(fields).__name__}")
         names = {f.name for f in dataclasses.fields(cls)}
         if set(fields) != names:
-            raise ProblemError(f"a problem has the fields {sorted(names)}, got {sorted(map(str, fields))}")
+            raise ProblemError(
+                f"a problem has the fields {sorted(names)}, got {sorted(map(str, fields))}"
+            )
         values = dict(fields)
         if isinstance(values["window"], list):
             values["window"] = tuple(values["window"])
@@ -275,9 +277,11 @@ class Device:
             raise ProblemError(f"a device must be a map, got {type(fields).__name__}")
         kinds = {f.name: (int if f.default == 0 else str) for f in dataclasses.fields(cls)}
         if set(fields) != set(kinds):
-            raise ProblemError(f"a device has the fields {sorted(kinds)}, got {sorted(map(str, fields))}")
+            raise ProblemError(
+                f"a device has the fields {sorted(kinds)}, got {sorted(map(str, fields))}"
+            )
         for name, kind in kinds.items():
-            value = fields[name]
+            value: Any = fields[name]
             if type(value) is not kind or (kind is str and len(value) > 200):
                 raise ProblemError(f"device field {name} is not a {kind.__name__}: {value!r:.80}")
             if kind is int and not 0 <= value < 2**63:

@@ -159,7 +159,10 @@ class Record:
             "chosen": _candidate_map(self.chosen),
             "heuristic": _candidate_map(self.heuristic),
             "comparison": dataclasses.asdict(self.comparison),
-            "verification": {**dataclasses.asdict(self.verification), "inputs": list(self.verification.inputs)},
+            "verification": {
+                **dataclasses.asdict(self.verification),
+                "inputs": list(self.verification.inputs),
+            },
             "provenance": dataclasses.asdict(self.provenance),
             "trials": trials,
         }
@@ -308,7 +311,10 @@ def _whole(value: object) -> bool:
 
 
 def _real(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and 0 <= value < 1e15  # type: ignore[arg-type]
+    # A bool is an int by inheritance, and none of these.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and 0 <= value < 1e15
 
 
 _CHECKS: dict[str, Callable[[object], bool]] = {
@@ -337,5 +343,7 @@ def _build(kind: type[Any], fields: object) -> Any:
                 raise RecordError(f"{field.name} must be a short list of words")
             values[field.name] = tuple(value)
         elif not _CHECKS[str(field.type)](value):
-            raise RecordError(f"{kind.__name__.lower()}.{field.name} is out of range: {value!r:.80}")
+            raise RecordError(
+                f"{kind.__name__.lower()}.{field.name} is out of range: {value!r:.80}"
+            )
     return kind(**values)

@@ -1,6 +1,6 @@
 """Ops, their implementations, and the dispatcher that chooses among them."""
 
-from . import attention as _attention  # registers the op
+from . import attention as _attention  # noqa: F401  (registers the op)
 from .default import Decision, explain, load, reload, use_cache
 from .device import current_device
 from .op import Expected, Implementation, Inputs, Op, Space, get_op, ops, register_op

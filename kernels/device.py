@@ -50,6 +50,12 @@ def _cpu() -> Device:
     )
 
 
+def matmul_precision() -> str | None:
+    """The default precision of matrix products that a user set in jax, None if none is set."""
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    return None if precision in (None, "default") else str(precision).lower()
+
+
 def usable_cores() -> int:
     """Processors that this process may run on, as its affinity mask says."""
     if hasattr(os, "sched_getaffinity"):

@@ -42,6 +42,7 @@ __all__ = [
     "register_op",
 ]
 
+
 @dataclasses.dataclass(frozen=True)
 class Space:
     """The configs of one implementation for one problem: named finite choices.
@@ -241,7 +242,9 @@ class Op:
             )
         reason = one.space(problem, device).refusal(candidate.config)
         if reason is not None:
-            raise ConfigError(f"config={dict(candidate.config)!r} does not fit {one.name!r}: {reason}")
+            raise ConfigError(
+                f"config={dict(candidate.config)!r} does not fit {one.name!r}: {reason}"
+            )
         return one
 
     def bind(
@@ -288,4 +291,6 @@ def get_op(name: str) -> Op:
     try:
         return _OPS[name]
     except (KeyError, TypeError):
-        raise UnknownNameError(f"there is no op {name!r}; the ops are: {', '.join(sorted(_OPS))}") from None
+        raise UnknownNameError(
+            f"there is no op {name!r}; the ops are: {', '.join(sorted(_OPS))}"
+        ) from None

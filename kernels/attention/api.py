@@ -83,7 +83,7 @@ def attention(
             None
             if key_value_seq_lengths is None
             else (key_value_seq_lengths.shape, key_value_seq_lengths.dtype),
-            jax.config.jax_default_matmul_precision,
+            jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         )  # fmt: skip
         served = memo.get(static)
     except (AttributeError, TypeError):  # an array that is a list, a scale that is traced…

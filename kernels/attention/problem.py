@@ -14,6 +14,7 @@ import numpy as np
 
 from ...cache.errors import ProblemError
 from ...cache.key import DTYPES, Problem
+from ..device import matmul_precision
 from ..op import Inputs
 
 #: The arrays of a call, in the order that implementations take them.
@@ -83,9 +84,9 @@ def problem_of(
             words.append(word)
     if residual:
         words.append("residual")
-    precision = jax.config.jax_default_matmul_precision
-    if precision not in (None, "default"):
-        words.append(f"precision[{str(precision).lower()}]")
+    precision = matmul_precision()
+    if precision is not None:
+        words.append(f"precision[{precision}]")
     return Problem(
         op="attention",
         seq=seq,
@@ -167,7 +168,8 @@ def visible_pairs(problem: Problem) -> int:
     if problem.window is None and not problem.causal:
         return problem.seq * problem.kv_seq
     rows = np.arange(problem.seq, dtype=np.int64)
-    left, right = problem.window or (problem.seq, problem.kv_seq)
+    window = problem.window if isinstance(problem.window, tuple) else None
+    left, right = window or (problem.seq, problem.kv_seq)
     first = np.maximum(rows - left, 0)
     last = np.minimum(rows + (0 if problem.causal else right), problem.kv_seq - 1)
     return int(np.maximum(last - first + 1, 0).sum())
@@ -219,7 +221,7 @@ def make_inputs(problem: Problem, seed: int = 0, kind: str = "normal") -> Inputs
     if kind != "normal":
         HARD_INPUTS[kind](query, key, value)
     dtype = jnp.dtype(p.dtype)
-    arrays = [jnp.asarray(a, dtype) for a in (query, key, value)]
+    arrays: list[jax.Array | None] = [jnp.asarray(a, dtype) for a in (query, key, value)]
     full = (p.batch, p.heads, p.seq, p.kv_seq)
     for name in ("bias", "mask"):
         axes = feature_axes(p, name)

@@ -80,9 +80,7 @@ def test_the_timed_program_is_the_loss_and_its_gradients():
     about = problem(seq=40, dim=16, heads=2, mode="fwd_bwd", features=("bias[ts]",))
     op = get_op("attention")
     inputs = op.make_inputs(about, 0, "normal")
-    result = measure.program(op, about, Candidate("xla"), inputs)(
-        *measure.arguments(about, inputs)
-    )
+    result = measure.program(op, about, Candidate("xla"), inputs)(*measure.arguments(about, inputs))
     named = measure.named_outputs(op, about, inputs, result)
     assert set(named) == {"out", "grad_query", "grad_key", "grad_value", "grad_bias"}
     want = jnp.sum(named["out"] * inputs.weights[0])

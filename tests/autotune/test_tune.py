@@ -86,9 +86,7 @@ def test_a_winner_that_fails_the_hard_inputs_does_not_win(own_cache):
     with faulty.registered("overflows"):
         (one,) = shapetune.tune("attention", about, options=options)
     assert one.heuristic_is_best
-    assert {t.candidate.implementation: t.status for t in one.trials}[
-        "overflows"
-    ] == "wrong_result"
+    assert {t.candidate.implementation: t.status for t in one.trials}["overflows"] == "wrong_result"
 
 
 def test_a_heuristic_that_fails_leaves_no_record_and_says_why(own_cache, monkeypatch):

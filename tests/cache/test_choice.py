@@ -9,7 +9,9 @@ from shapetune.cache import Versions, nearest, rank
 
 from ..samples import problem, record
 
-VERSIONS = Versions(jax=jax.__version__, implementation=lambda name: {"xla": 1, "blockwise": 1}.get(name))
+VERSIONS = Versions(
+    jax=jax.__version__, implementation=lambda name: {"xla": 1, "blockwise": 1}.get(name)
+)
 FRESH = record(ratio=1.2, version=1)
 FASTER = record(ratio=1.9, version=1)
 NEWER = record(ratio=1.2, made=1_800_000_000.0, version=1)
@@ -23,7 +25,7 @@ def test_fresh_before_stale_then_ratio_then_newest():
 
 
 def test_strict_drops_the_stale_and_any_does_not_ask():
-    assert set(r.id for r in rank(ALL, VERSIONS, "strict")) == {FRESH.id, FASTER.id, NEWER.id}
+    assert {r.id for r in rank(ALL, VERSIONS, "strict")} == {FRESH.id, FASTER.id, NEWER.id}
     assert rank(ALL, VERSIONS, "any")[0] in (STALE, OLD_KERNEL)
 
 
@@ -36,7 +38,11 @@ def test_order_of_arrival_does_not_matter(records, seed):
 
 @pytest.mark.parametrize(
     ("one", "word"),
-    [(STALE, "jax 0.4.1"), (OLD_KERNEL, "version 7"), (record(jax_version="", version=1), "unknown")],
+    [
+        (STALE, "jax 0.4.1"),
+        (OLD_KERNEL, "version 7"),
+        (record(jax_version="", version=1), "unknown"),
+    ],
 )
 def test_staleness_says_why(one, word):
     assert word in VERSIONS.staleness(one)

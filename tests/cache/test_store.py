@@ -100,7 +100,11 @@ def test_a_record_whose_body_is_damage_is_left_out_and_listed():
     assert len(found.damage) == 1
 
 
-@given(st.lists(st.sampled_from(PAYLOADS)), st.lists(st.sampled_from(PAYLOADS)), st.lists(st.sampled_from(PAYLOADS)))
+@given(
+    st.lists(st.sampled_from(PAYLOADS)),
+    st.lists(st.sampled_from(PAYLOADS)),
+    st.lists(st.sampled_from(PAYLOADS)),
+)
 def test_union_is_commutative_associative_and_idempotent(a, b, c):
     x, y, z = RecordSet(a), RecordSet(b), RecordSet(c)
     assert (x | y).ids == (y | x).ids
