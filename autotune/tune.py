@@ -281,7 +281,7 @@ def _decide(
         if len(finalists) == FINALISTS:
             break
     if not finalists:
-        return heuristic, _even(trials[0]), fallback
+        return heuristic, _even(trials[0].median_ms or 0.0, trials[0].samples), fallback
     listener.stage(f"racing {len(finalists)} finalists against the heuristic")
     names = [heuristic, *(candidate for candidate, _ in finalists)]
     times = bench.race(names, options.rounds)
@@ -290,14 +290,13 @@ def _decide(
     listener.stage(f"comparing {chosen.key} with the heuristic in pairs")
     comparison = bench.compare(heuristic, chosen, options.pairs)
     if comparison.low <= 1.0:
-        return heuristic, _even(trials[0]), fallback
+        return heuristic, _even(comparison.heuristic_ms, comparison.pairs), fallback
     return chosen, comparison, verification
 
 
-def _even(heuristic: Trial) -> Comparison:
+def _even(median_ms: float, samples: int) -> Comparison:
     """The heuristic compared with itself."""
-    median = heuristic.median_ms or 0.0
-    return Comparison(1.0, 1.0, 1.0, heuristic.samples, median, median)
+    return Comparison(1.0, 1.0, 1.0, samples, median_ms, median_ms)
 
 
 def _provenance(

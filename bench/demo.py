@@ -8,6 +8,7 @@ import jax
 
 from .. import attention
 from ..autotune import Options, grid
+from ..autotune.measure import Effort
 from ..cache.key import Problem
 from ..kernels import default, get_op
 from .side_by_side import speedups
@@ -17,7 +18,7 @@ _GRIDS: dict[str, dict[str, Any]] = {
     "cpu": {"seq": [512, 2048], "dim": [64], "dtype": ["float32"], "batch": [1], "heads": [8]},
     "gpu": {"seq": [1024, 4096], "dim": [128], "dtype": ["bfloat16"], "batch": [4], "heads": [16]},
 }
-OPTIONS = Options(trials=24, budget=10.0)
+OPTIONS = Options(trials=24, budget=12.0, effort=Effort(seconds=0.3))
 
 
 def problems() -> list[Problem]:

@@ -280,13 +280,14 @@ class Device:
             raise ProblemError(
                 f"a device has the fields {sorted(kinds)}, got {sorted(map(str, fields))}"
             )
+        values: dict[str, Any] = dict(fields)
         for name, kind in kinds.items():
-            value: Any = fields[name]
+            value = values[name]
             if type(value) is not kind or (kind is str and len(value) > 200):
                 raise ProblemError(f"device field {name} is not a {kind.__name__}: {value!r:.80}")
             if kind is int and not 0 <= value < 2**63:
                 raise ProblemError(f"device field {name} is out of range: {value}")
-        return cls(**dict(fields))
+        return cls(**values)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
