@@ -1,0 +1,313 @@
+"""RAttention: attention in a sliding window, plus a recurrence over all that left it.
+
+Pure functions over a dictionary of parameters (``init``, ``apply``), and a decode
+step whose cost and memory do not grow with the sequence (``prefill``, ``decode``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..cache.errors import ProblemError
+from .attention import attention
+from .linear_attention import linear_attention
+from .linear_attention.features import FEATURE_MAPS
+from .linear_attention.features import feature_map as phi
+
+BRANCHES = ("both", "local", "global")
+Params = Mapping[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class RAttentionConfig:
+    """The static shape of a layer.
+
+    Attributes:
+        width: Size of the layer's input and output.
+        heads: Query heads, N.
+        head_dim: Size of a head, H; even.
+        kv_heads: Key heads, K; N is a multiple of K. None for N.
+        window: Positions before the own one that attention sees; the recurrence
+            sees all before those.
+        branches: ``"both"``, ``"local"`` for attention alone, or ``"global"``
+            for the recurrence alone, which then leaves no position out.
+        feature_map: Of the recurrence, as of ``linear_attention``.
+        meta_tokens: Learned tokens that the recurrence saw before the first; 0
+            starts it from zeros.
+        qk_scales: Learned factors on the recurrence's queries and keys.
+        rope_base: Base of the rotary embedding of the attention branch.
+        eps: Added to the mean square in the norms.
+
+    Raises:
+        ProblemError: A field is out of range.
+    """
+
+    width: int
+    heads: int
+    head_dim: int
+    kv_heads: int | None = None
+    window: int = 128
+    branches: str = "both"
+    feature_map: str = "softmax"
+    meta_tokens: int = 0
+    qk_scales: bool = False
+    rope_base: float = 10_000.0
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "head_dim", "groups"):
+            if getattr(self, name) < 1:
+                raise ProblemError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.heads % self.groups:
+            raise ProblemError(
+                f"heads ({self.heads}) must be a multiple of kv_heads ({self.groups})"
+            )
+        if self.head_dim % 2:
+            raise ProblemError(f"head_dim must be even for the rotation, got {self.head_dim}")
+        for name in ("window", "meta_tokens"):
+            if getattr(self, name) < 0:
+                raise ProblemError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name, allowed in (("branches", BRANCHES), ("feature_map", FEATURE_MAPS)):
+            if getattr(self, name) not in allowed:
+                raise ProblemError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+
+    @property
+    def groups(self) -> int:
+        """Key heads, K."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def left_out(self) -> int:
+        """The window that the recurrence leaves out; -1 where no attention covers it."""
+        return -1 if self.branches == "global" else self.window
+
+
+class RAttentionState(NamedTuple):
+    """What decoding needs of the past; its size does not depend on how long that is.
+
+    Attributes:
+        position: int32 scalar, how many tokens were seen.
+        keys: [B, window + 1, K, H], the last keys; position p is in slot
+            p mod (window + 1).
+        rotated: The same keys with the rotary embedding.
+        values: [B, window + 1, K, H].
+        memory: float32 [B, N, 2H, H], the state of the recurrence.
+    """
+
+    position: jax.Array
+    keys: jax.Array
+    rotated: jax.Array
+    values: jax.Array
+    memory: jax.Array
+
+
+def init(rng: jax.Array, cfg: RAttentionConfig) -> dict[str, jax.Array]:
+    """Random parameters, float32.
+
+    Returns:
+        ``query`` [width, N, H], ``key`` and ``value`` [width, K, H], ``out``
+        [N, H, width]; ``local_norm`` and ``global_norm`` [N, H] for the branches
+        there are; ``meta`` [M, width]; ``query_scale`` [N, H], ``key_scale`` [K, H].
+    """
+    shapes = {
+        "query": (cfg.width, cfg.heads, cfg.head_dim),
+        "key": (cfg.width, cfg.groups, cfg.head_dim),
+        "value": (cfg.width, cfg.groups, cfg.head_dim),
+        "out": (cfg.heads, cfg.head_dim, cfg.width),
+    }
+    params = {}
+    for name, shape in shapes.items():
+        rng, own = jax.random.split(rng)
+        inputs = math.prod(shape[:2]) if name == "out" else cfg.width
+        params[name] = jax.random.normal(own, shape) / math.sqrt(inputs)
+    if cfg.branches != "global":
+        params["local_norm"] = jnp.ones((cfg.heads, cfg.head_dim))
+    if cfg.branches == "local":
+        return params
+    params["global_norm"] = jnp.ones((cfg.heads, cfg.head_dim))
+    if cfg.meta_tokens:
+        params["meta"] = jax.random.normal(rng, (cfg.meta_tokens, cfg.width))
+    if cfg.qk_scales:
+        params["query_scale"] = jnp.ones((cfg.heads, cfg.head_dim))
+        params["key_scale"] = jnp.ones((cfg.groups, cfg.head_dim))
+    return params
+
+
+def apply(
+    params: Params, x: jax.Array, cfg: RAttentionConfig, *, implementation: str = "default"
+) -> jax.Array:
+    """The layer over whole sequences.
+
+    Sliding-window attention and residual linear attention side by side, each
+    normalised per head, then added: RAttention, https://arxiv.org/abs/2506.15545.
+
+    Args:
+        params: As from ``init``.
+        x: [B, T, width], in the dtype to compute in.
+        cfg: The layer's shape.
+        implementation: Of the recurrence; the attention is always dispatched.
+
+    Returns:
+        [B, T, width], in the dtype of ``x``.
+    """
+    return _forward(params, x, cfg, implementation)[0]
+
+
+def prefill(
+    params: Params, x: jax.Array, cfg: RAttentionConfig
+) -> tuple[jax.Array, RAttentionState]:
+    """``apply``, and the state from which ``decode`` goes on."""
+    y, keys, rotated, values, memory = _forward(params, x, cfg, "default")
+    slots, length = cfg.left_out + 1, x.shape[1]
+
+    def last(rows: jax.Array) -> jax.Array:
+        rows = rows[:, max(length - slots, 0) :]
+        rows = jnp.pad(rows[:, :slots], ((0, 0), (max(slots - length, 0), 0), (0, 0), (0, 0)))
+        return jnp.roll(rows, length % slots, axis=1) if slots else rows
+
+    ring = (last(keys), last(rotated), last(values))
+    return y, RAttentionState(jnp.int32(length), *ring, memory)
+
+
+def start(
+    params: Params, cfg: RAttentionConfig, batch: int, dtype: str = "float32"
+) -> RAttentionState:
+    """The state before the first token."""
+    ring = jnp.zeros((batch, cfg.left_out + 1, cfg.groups, cfg.head_dim), dtype)
+    return RAttentionState(jnp.int32(0), ring, ring, ring, _first_memory(params, cfg, batch))
+
+
+def decode(
+    params: Params, state: RAttentionState, x: jax.Array, cfg: RAttentionConfig
+) -> tuple[jax.Array, RAttentionState]:
+    """One token on from ``state``, equal to the last row of ``apply``.
+
+    Args:
+        params: As from ``init``.
+        state: From ``start``, ``prefill`` or the step before.
+        x: [B, width].
+        cfg: The layer's shape.
+
+    Returns:
+        [B, width], and the state after the token.
+    """
+    q, k, v = _project(params, x[:, None])
+    position = state.position
+    rotated = _rotate(k, position[None], cfg)
+    branches = []
+    leaving = (k, v)
+    ring = (state.keys, state.rotated, state.values)
+    if cfg.branches != "global":
+        slots = cfg.window + 1
+        slot = position % slots
+        # The slot that the new token takes holds the one that now leaves the window.
+        leaving = tuple(
+            jax.lax.dynamic_slice_in_dim(a, slot, 1, axis=1) for a in (state.keys, state.values)
+        )
+        ring = tuple(
+            jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), slot, axis=1)
+            for old, new in zip(ring, (k, rotated, v), strict=True)
+        )
+        filled = jnp.arange(slots) <= position
+        rows = attention(_rotate(q, position[None], cfg), *ring[1:], mask=filled[None, None, None])
+        branches.append(_normalised(rows, params["local_norm"], cfg))
+    memory = state.memory
+    if cfg.branches != "local":
+        q, leaving_key = _scaled(params, q, leaving[0])
+        rows, memory = linear_attention(
+            q, leaving_key, leaving[1], memory, window_size=-1, feature_map=cfg.feature_map
+        )
+        branches.append(_normalised(rows, params["global_norm"], cfg))
+    return _joined(params, branches, x.dtype)[:, 0], RAttentionState(position + 1, *ring, memory)
+
+
+def _forward(
+    params: Params, x: jax.Array, cfg: RAttentionConfig, implementation: str
+) -> tuple[jax.Array, ...]:
+    """Outputs, keys, rotated keys, values, and the recurrence's final state."""
+    _check_input(x, cfg)
+    q, k, v = _project(params, x)
+    positions = jnp.arange(x.shape[1])
+    rotated, branches = k, []
+    if cfg.branches != "global":
+        rotated = _rotate(k, positions, cfg)
+        window = (cfg.window, 0)
+        rows = attention(
+            _rotate(q, positions, cfg), rotated, v, is_causal=True, local_window_size=window
+        )
+        branches.append(_normalised(rows, params["local_norm"], cfg))
+    memory = _first_memory(params, cfg, x.shape[0])
+    if cfg.branches != "local":
+        scaled_q, scaled_k = _scaled(params, q, k)
+        rows, memory = linear_attention(
+            scaled_q,
+            scaled_k,
+            v,
+            memory if cfg.meta_tokens else None,
+            window_size=cfg.left_out,
+            feature_map=cfg.feature_map,
+            implementation=implementation,
+        )
+        branches.append(_normalised(rows, params["global_norm"], cfg))
+    return _joined(params, branches, x.dtype), k, rotated, v, memory
+
+
+def _check_input(x: jax.Array, cfg: RAttentionConfig) -> None:
+    if x.ndim != 3 or x.shape[-1] != cfg.width:
+        raise ProblemError(f"x must be [B, T, {cfg.width}], got shape {list(x.shape)}")
+
+
+def _project(params: Params, x: jax.Array) -> tuple[jax.Array, ...]:
+    """Queries [B, T, N, H], keys and values [B, T, K, H]."""
+    return tuple(
+        jnp.einsum("btd,dnh->btnh", x, params[name].astype(x.dtype))
+        for name in ("query", "key", "value")
+    )
+
+
+def _rotate(x: jax.Array, positions: jax.Array, cfg: RAttentionConfig) -> jax.Array:
+    """The rotary embedding of [B, T, heads, H] (https://arxiv.org/abs/2104.09864)."""
+    half = cfg.head_dim // 2
+    rates = cfg.rope_base ** (-jnp.arange(half) / half)
+    angles = positions[:, None, None] * rates
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def _scaled(params: Params, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+    if "query_scale" not in params:
+        return q, k
+    return (
+        q * params["query_scale"].astype(q.dtype),
+        k * params["key_scale"].astype(k.dtype),
+    )
+
+
+def _first_memory(params: Params, cfg: RAttentionConfig, batch: int) -> jax.Array:
+    """The recurrence's state once it has seen the meta tokens, [B, N, 2H, H]."""
+    shape = (batch, cfg.heads, 2 * cfg.head_dim, cfg.head_dim)
+    if "meta" not in params:
+        return jnp.zeros(shape, jnp.float32)
+    q, k, v = _project(params, params["meta"][None])
+    _, k = _scaled(params, q, k)
+    seen = jnp.einsum("mkf,mkv->kfv", phi(k[0], cfg.feature_map), v[0])
+    return jnp.broadcast_to(jnp.repeat(seen, cfg.heads // cfg.groups, axis=0), shape)
+
+
+def _normalised(rows: jax.Array, weight: jax.Array, cfg: RAttentionConfig) -> jax.Array:
+    """Root-mean-square norm per head, float32 [B, T, N, H]."""
+    rows = rows.astype(jnp.float32)
+    square = jnp.mean(rows * rows, axis=-1, keepdims=True)
+    return rows * jax.lax.rsqrt(square + cfg.eps) * weight
+
+
+def _joined(params: Params, branches: list[jax.Array], dtype: jnp.dtype) -> jax.Array:
+    rows = sum(branches[1:], start=branches[0]).astype(dtype)
+    return jnp.einsum("btnh,nhd->btd", rows, params["out"].astype(dtype))

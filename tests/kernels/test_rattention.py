@@ -1,0 +1,142 @@
+"""The RAttention layer: what it sees, its gradients, and decoding equal to the full pass."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shapetune.cache.errors import ProblemError
+from shapetune.kernels import rattention
+from shapetune.kernels.rattention import RAttentionConfig
+
+BASE = {"width": 24, "heads": 4, "head_dim": 8, "window": 6}
+CONFIGS = {
+    "both": {},
+    "grouped-query, meta tokens, scales": {"kv_heads": 2, "meta_tokens": 3, "qk_scales": True},
+    "local": {"branches": "local"},
+    "global, relu": {"branches": "global", "feature_map": "relu", "meta_tokens": 2},
+    "longer window than sequence": {"window": 50},
+}
+
+
+def layer(length=21, **options):
+    cfg = RAttentionConfig(**{**BASE, **options})
+    params = rattention.init(jax.random.key(0), cfg)
+    # Away from the start values, so that no parameter could be left out unseen.
+    for i, name in enumerate(sorted(params)):
+        noise = jax.random.normal(jax.random.key(i), params[name].shape)
+        params[name] = params[name] + 0.1 * noise
+    x = jax.random.normal(jax.random.key(99), (2, length, cfg.width))
+    return cfg, params, x
+
+
+@pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
+def test_decoding_token_by_token_is_the_full_pass(options):
+    cfg, params, x = layer(**options)
+    whole = jax.jit(rattention.apply, static_argnums=2)(params, x, cfg)
+    step = jax.jit(rattention.decode, static_argnums=3)
+    state = rattention.start(params, cfg, batch=2)
+    for t in range(x.shape[1]):
+        row, state = step(params, state, x[:, t], cfg)
+        np.testing.assert_allclose(row, whole[:, t], atol=2e-5, err_msg=f"token {t}")
+
+
+@pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("split", [3, 14])
+def test_decoding_goes_on_from_a_prefill(options, split):
+    cfg, params, x = layer(**options)
+    whole = jax.jit(rattention.apply, static_argnums=2)(params, x, cfg)
+    step = jax.jit(rattention.decode, static_argnums=3)
+    rows, state = jax.jit(rattention.prefill, static_argnums=2)(params, x[:, :split], cfg)
+    np.testing.assert_allclose(rows, whole[:, :split], atol=2e-5)
+    for t in range(split, x.shape[1]):
+        row, state = step(params, state, x[:, t], cfg)
+        np.testing.assert_allclose(row, whole[:, t], atol=2e-5, err_msg=f"token {t}")
+
+
+def test_the_state_does_not_grow():
+    cfg, params, x = layer(length=40)
+    _, short = rattention.prefill(params, x[:, :9], cfg)
+    _, long = rattention.prefill(params, x, cfg)
+    assert [a.shape for a in short] == [a.shape for a in long]
+
+
+@pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
+def test_gradients_are_those_of_finite_differences(options):
+    cfg, params, x = layer(**options)
+    weights = jax.random.normal(jax.random.key(7), x.shape)
+
+    @jax.jit
+    def loss(params, x):
+        return jnp.sum(rattention.apply(params, x, cfg) * weights)
+
+    arguments = (params, x)
+    slopes = jax.jit(jax.grad(loss, (0, 1)))(*arguments)
+    flat, tree = jax.tree.flatten(arguments)
+    for i, (leaf, grad) in enumerate(zip(flat, jax.tree.leaves(slopes), strict=True)):
+        along = jax.random.normal(jax.random.key(i), leaf.shape)
+        along = along / jnp.linalg.norm(along)
+
+        def at(step, i=i, along=along):
+            return loss(
+                *jax.tree.unflatten(tree, [*flat[:i], flat[i] + step * along, *flat[i + 1 :]])
+            )
+
+        measured = float(at(1e-2) - at(-1e-2)) / 2e-2
+        size = float(jnp.linalg.norm(grad))
+        assert size > 0 or options == {"window": 50}, i  # there the recurrence sees nothing
+        assert abs(measured - float(jnp.vdot(grad, along))) < 0.03 * max(size, 1e-2), i
+
+
+def test_a_layer_sees_all_of_the_past_and_nothing_of_the_future():
+    cfg, params, x = layer()
+    seen = jax.jit(jax.grad(lambda x: rattention.apply(params, x, cfg)[0, 15].sum()))(x)
+    reached = np.abs(np.asarray(seen)).max(axis=(0, 2)) > 0
+    assert reached[:16].all()
+    assert not reached[16:].any()
+
+
+def test_the_local_branch_sees_only_its_window():
+    cfg, params, x = layer(branches="local")
+    seen = jax.jit(jax.grad(lambda x: rattention.apply(params, x, cfg)[0, 15].sum()))(x)
+    reached = np.abs(np.asarray(seen)).max(axis=(0, 2)) > 0
+    assert reached.tolist() == [15 - cfg.window <= t <= 15 for t in range(21)]
+
+
+def test_the_recurrence_knows_no_positions():
+    """Only what leaves the window, not where it was, reaches the recurrence."""
+    cfg, params, x = layer(branches="global")
+    swapped = x.at[:, jnp.array([2, 3])].set(x[:, jnp.array([3, 2])])
+    first, second = (rattention.apply(params, a, cfg)[:, -1] for a in (x, swapped))
+    np.testing.assert_allclose(first, second, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_output_has_the_dtype_of_the_input(dtype):
+    cfg, params, x = layer(kv_heads=2)
+    assert rattention.apply(params, x.astype(dtype), cfg).dtype == dtype
+    state = rattention.start(params, cfg, 2, dtype)
+    row, state = rattention.decode(params, state, x[:, 0].astype(dtype), cfg)
+    assert (row.dtype, state.keys.dtype, state.memory.dtype) == (dtype, dtype, "float32")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
+        ({"head_dim": 7}, "head_dim must be even"),
+        ({"window": -1}, "window must be at least 0, got -1"),
+        ({"branches": "none"}, "branches must be one of"),
+        ({"feature_map": "exp"}, "feature_map must be one of"),
+        ({"heads": 0}, "heads must be at least 1"),
+    ],
+)
+def test_bad_fields_are_named(options, message):
+    with pytest.raises(ProblemError, match=message):
+        RAttentionConfig(**{**BASE, **options})
+
+
+def test_a_bad_input_is_named():
+    cfg, params, x = layer()
+    with pytest.raises(ProblemError, match=r"x must be \[B, T, 24\], got shape \[2, 21, 23\]"):
+        rattention.apply(params, x[..., :23], cfg)
