@@ -3,16 +3,19 @@
 FlashAttention-2, algorithm 2 (Dao 2023, https://arxiv.org/abs/2307.08691), in
 one pass: the outer loop runs over blocks of keys, whose gradients stay in the
 inner loop's carry while the gradient of the queries is added to in memory.
+Tiles have keys as rows, so that no product has a transposed left operand,
+which takes XLA twice as long on a CPU.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ._blockwise_forward import NEVER, masked, scaled_queries
+from ._blockwise_forward import NEVER, scaled_queries
 from ._blockwise_tiles import (
     Index,
     Layout,
@@ -22,6 +25,7 @@ from ._blockwise_tiles import (
     put_bthd,
     row_lengths,
     take_bthd,
+    take_extra,
     unravel,
 )
 
@@ -42,92 +46,83 @@ def backward(
     """
     query, key, value, bias, *_ = arrays
     out, lse = saved
-    delta = jnp.einsum(
-        "btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32)
-    )
+    delta = jnp.einsum("btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32))
     # exp(score - inf) is 0: a row that saw no key gets no gradient.
     lse = jnp.where(lse == NEVER, jnp.inf, lse)
+    block = _KeyBlock(layout, scale, compute, arrays, lse, delta, grad_out)
     sizes = (layout.batch, layout.kv_heads // layout.tile_kv_heads, layout.columns.count)
 
     def body(step: Index, grads: Grads) -> Grads:
         batch, unit, column_block = unravel(step, *sizes)
-        kv_head = unit * layout.tile_kv_heads
-        block = _KeyBlock(layout, scale, compute, arrays, lse, delta, grad_out)
-        return block.add(grads, batch, kv_head, column_block)
+        return block.add(grads, batch, unit * layout.tile_kv_heads, column_block)
 
+    batch, rows, heads, dim = query.shape
     start = (
-        jnp.zeros(query.shape, jnp.float32),
+        jnp.zeros((batch, heads, dim, rows), jnp.float32),
         jnp.zeros_like(key),
         jnp.zeros_like(value),
         None if bias is None else jnp.zeros(bias.shape, jnp.float32),
     )
     dq, dk, dv, dbias = loop(sizes[0] * sizes[1] * sizes[2], body, start)
-    if dbias is not None:
-        dbias = dbias.astype(bias.dtype)
-    return (dq * scale).astype(query.dtype), dk, dv, dbias
+    dq = (dq * scale).astype(query.dtype).transpose(0, 3, 1, 2)
+    return dq, dk, dv, None if dbias is None else dbias.astype(bias.dtype)
 
 
+@dataclasses.dataclass(frozen=True)
 class _KeyBlock:
-    """The gradients that one block of keys contributes."""
+    """The gradients that one block of keys contributes.
 
-    def __init__(
-        self,
-        layout: Layout,
-        scale: float,
-        compute: Any,
-        arrays: tuple[Any, ...],
-        lse: Array,
-        delta: Array,
-        grad_out: Array,
-    ) -> None:
-        self.layout, self.scale, self.compute = layout, scale, compute
-        self.query, self.key, self.value, self.bias, self.mask = arrays[:5]
-        self.q_lengths, self.kv_lengths = arrays[5:]
-        self.lse, self.delta, self.grad_out = lse, delta, grad_out
+    ``lse`` and ``delta`` are [B, N, T]; the gradient of the queries is kept as
+    [B, N, H, T], the way its product comes out.
+    """
+
+    layout: Layout
+    scale: float
+    compute: Any
+    arrays: tuple[Any, ...]
+    lse: Array
+    delta: Array
+    grad_out: Array
 
     def add(self, grads: Grads, batch: Index, kv_head: Index, column_block: Index) -> Grads:
         """``grads`` with those of a block of keys and its queries added."""
         layout = self.layout
         dq, dk, dv, dbias = grads
-        kv_length = row_lengths(self.kv_lengths, batch)
-        q_length = row_lengths(self.q_lengths, batch)
+        key, value, *_, q_lengths, kv_lengths = self.arrays[1:]
+        kv_length, q_length = row_lengths(kv_lengths, batch), row_lengths(q_lengths, batch)
         start = (batch, kv_head, layout.columns.start(column_block))
         size = (layout.tile_kv_heads, layout.columns.block)
-        k = take_bthd(self.key, start, (*size, self.key.shape[-1])).astype(self.compute)
-        v = take_bthd(self.value, start, (*size, self.value.shape[-1])).astype(self.compute)
+        flat = (*layout.stack, layout.columns.block)
+        k = take_bthd(key, start, (*size, key.shape[-1])).reshape(*flat, -1).astype(self.compute)
+        v = take_bthd(value, start, (*size, value.shape[-1])).reshape(*flat, -1).astype(self.compute)
+        kt = jnp.swapaxes(k, -1, -2)
         seen_by = layout.rows_seeing(column_block, q_length, kv_length)
         subgroups = layout.group // layout.tile_group
 
-        def step(head: Index, row_block: Index, carry: Any, partial: bool) -> Any:
+        def step(n: Index, carry: Any, partial: bool) -> Any:
+            count = seen_by.partial if partial else seen_by.full
+            sub, n = (0, n) if subgroups == 1 else (n // count, n % count)
+            head = kv_head * layout.group + sub * layout.tile_group
+            row_block = seen_by.nth_partial(n) if partial else seen_by.full_begin + n
             seen = layout.visible(row_block, column_block, kv_length) if partial else None
-            return self._tile(carry, k, v, (batch, head), row_block, column_block, seen)
-
-        def full(n: Index, carry: Any) -> Any:
-            sub, n = _split(n, subgroups, seen_by.full)
-            head = kv_head * layout.group + sub * layout.tile_group
-            return step(head, seen_by.full_begin + n, carry, False)
-
-        def partly(n: Index, carry: Any) -> Any:
-            sub, n = _split(n, subgroups, seen_by.partial)
-            head = kv_head * layout.group + sub * layout.tile_group
-            return step(head, seen_by.nth_partial(n), carry, True)
+            return self._tile(carry, (k, kt, v), (batch, head), row_block, column_block, seen)
 
         zeros = (jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32))
         carry = (dq, *zeros, dbias)
-        carry = loop(seen_by.full * subgroups, full, carry)
-        carry = loop(seen_by.partial * subgroups, partly, carry)
+        carry = loop(seen_by.full * subgroups, lambda n, c: step(n, c, False), carry)
+        carry = loop(seen_by.partial * subgroups, lambda n, c: step(n, c, True), carry)
         dq, dk_block, dv_block, dbias = carry
+        dk_block, dv_block = (x.reshape(*size, -1) for x in (dk_block, dv_block))
         if layout.columns.ragged:
             # The positions that the last block repeats have their gradients already.
-            dk_block += take_bthd(dk, start, k.shape).astype(jnp.float32)
-            dv_block += take_bthd(dv, start, v.shape).astype(jnp.float32)
+            dk_block += take_bthd(dk, start, dk_block.shape).astype(jnp.float32)
+            dv_block += take_bthd(dv, start, dv_block.shape).astype(jnp.float32)
         return dq, put_bthd(dk, dk_block, start), put_bthd(dv, dv_block, start), dbias
 
     def _tile(
         self,
         carry: Any,
-        k: Array,
-        v: Array,
+        keys: tuple[Array, Array, Array],
         place: tuple[Index, Index],
         row_block: Index,
         column_block: Index,
@@ -135,37 +130,89 @@ class _KeyBlock:
     ) -> Any:
         """The gradients of one tile added to the carry (dq, dk, dv of the block, dbias)."""
         layout, compute = self.layout, self.compute
+        query, _, _, bias, mask, *_ = self.arrays
         dq, dk, dv, dbias = carry
-        batch, head = place
-        row, column = layout.rows.start(row_block), layout.columns.start(column_block)
+        k, kt, v = keys
+        start = (*place, layout.rows.start(row_block))
+        corner = (*start, layout.columns.start(column_block))
         heads, block_q = layout.tile_heads, layout.rows.block
-        tile_shape = (heads, block_q, layout.columns.block)
-        flat = (layout.tile_kv_heads, layout.tile_group * block_q)
-        start, size = (batch, head, row), (heads, block_q)
+        flat = (*layout.stack, layout.tile_group * block_q)
 
-        q, after = scaled_queries(self.query, start, (*size, self.query.shape[-1]), self.scale, compute)
+        q, after = scaled_queries(query, start, (heads, block_q, query.shape[-1]), self.scale, compute)
         q = q.reshape(*flat, -1)
-        do = take_bthd(self.grad_out, start, (*size, v.shape[-1])).astype(compute).reshape(*flat, -1)
-        lse = lax.dynamic_slice(self.lse, start, (1, *size)).reshape(size)
-        delta = lax.dynamic_slice(self.delta, start, (1, *size)).reshape(flat)
-        if layout.rows.ragged:
-            fresh = row + jnp.arange(block_q) >= layout.rows.fresh(row_block)
-            lse = jnp.where(fresh, lse, jnp.inf)
+        do = take_bthd(self.grad_out, start, (heads, block_q, v.shape[-1]))
+        do = do.reshape(*flat, -1).astype(compute)
+        lse, delta = self._row_terms(start, row_block, flat)
 
-        scores = matmul(q, k, (2, 2)) * after
-        scores = masked(scores, tile_shape, (batch, head, row, column), self.bias, self.mask, seen)
-        weights = jnp.exp(scores - lse.reshape(*flat, 1))
-        dv = dv + matmul(weights.astype(compute), do, (1, 1))
-        slopes = weights * (matmul(do, v, (2, 2)) - delta[..., None])
+        scores = matmul(k, q, (1, 1)) * after
+        scores = self._masked(scores, corner, bias, mask, seen)
+        weights = jnp.exp(scores - lse)
+        dv = dv + matmul(weights.astype(compute), do, (1, 0))
+        slopes = weights * (matmul(v, do, (1, 1)) - delta)
         if dbias is not None:
-            dbias = add_extra(dbias, slopes.reshape(tile_shape), (batch, head, row, column))
+            dbias = add_extra(dbias, self._rows_first(slopes), corner)
         slopes = slopes.astype(compute)
-        dk = dk + matmul(slopes, q, (1, 1)) * after
-        dq_tile = take_bthd(dq, start, (*size, k.shape[-1])).reshape(*flat, -1)
-        dq_tile = dq_tile + matmul(slopes, k, (2, 1))
-        return put_bthd(dq, dq_tile.reshape(*size, -1), start), dk, dv, dbias
+        dk = dk + matmul(slopes, q, (1, 0)) * after
+        return self._add_queries(dq, matmul(kt, slopes, (1, 0)), start), dk, dv, dbias
 
+    def _row_terms(
+        self, start: tuple[Index, ...], row_block: Index, flat: tuple[int, ...]
+    ) -> tuple[Array, Array]:
+        """Log-sum-exp and delta of a block of queries, as the one row that a tile subtracts."""
+        layout = self.layout
+        size = (1, layout.tile_heads, layout.rows.block)
+        lse = lax.dynamic_slice(self.lse, start, size)
+        delta = lax.dynamic_slice(self.delta, start, size)
+        if layout.rows.ragged:
+            row = start[-1] + jnp.arange(layout.rows.block)
+            lse = jnp.where(row >= layout.rows.fresh(row_block), lse, jnp.inf)
+        shape = (*flat[:-1], 1, flat[-1])
+        return lse.reshape(shape), delta.reshape(shape)
 
-def _split(n: Index, subgroups: int, count: Index) -> tuple[Index, Index]:
-    """Which subgroup of heads, and which of ``count`` blocks, step n is."""
-    return (0, n) if subgroups == 1 else (n // count, n % count)
+    def _masked(
+        self,
+        scores: Array,
+        corner: tuple[Index, ...],
+        bias: Array | None,
+        mask: Array | None,
+        seen: Array | None,
+    ) -> Array:
+        """Scores with the bias added, and -inf wherever a key is not to be seen."""
+        if bias is None and mask is None and seen is None:
+            return scores
+        layout = self.layout
+        size = (layout.tile_heads, layout.rows.block, layout.columns.block)
+        shape = scores.shape
+        scores = scores.reshape(self._by_head)
+        if bias is not None:
+            scores = scores + self._keys_first(take_extra(bias, corner, size)).astype(jnp.float32)
+        if mask is not None:
+            scores = jnp.where(self._keys_first(take_extra(mask, corner, size)), scores, NEVER)
+        if seen is not None:
+            scores = jnp.where(seen.T[:, None], scores, NEVER)
+        return scores.reshape(shape)
+
+    @property
+    def _by_head(self) -> tuple[int, int, int, int]:
+        """Shape of a tile with its heads apart: key heads, keys, heads of a group, queries."""
+        one = self.layout
+        return one.tile_kv_heads, one.columns.block, one.tile_group, one.rows.block
+
+    def _keys_first(self, extra: Array) -> Array:
+        """A tile of a bias or mask in the order of ``_by_head``."""
+        kv, group = self.layout.tile_kv_heads, self.layout.tile_group
+        lead = (1, 1) if extra.shape[0] == 1 else (kv, group)
+        return extra.reshape(*lead, *extra.shape[1:]).transpose(0, 3, 1, 2)
+
+    def _rows_first(self, tile: Array) -> Array:
+        """A tile of gradients as [heads, block_q, block_k]."""
+        kv, keys, group, rows = self._by_head
+        return tile.reshape(self._by_head).transpose(0, 2, 3, 1).reshape(kv * group, rows, keys)
+
+    def _add_queries(self, dq: Array, tile: Array, start: tuple[Index, ...]) -> Array:
+        """``dq`` [B, N, H, T] with a tile [..., H, rows of all its heads] added."""
+        kv, _, group, rows = self._by_head
+        tile = tile.reshape(kv, -1, group, rows).transpose(0, 2, 1, 3).reshape(1, kv * group, -1, rows)
+        batch, head, row = start
+        place = (batch, head, 0, row)
+        return lax.dynamic_update_slice(dq, lax.dynamic_slice(dq, place, tile.shape) + tile, place)

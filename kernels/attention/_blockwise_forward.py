@@ -71,15 +71,17 @@ def _query_block(
     kv_length = row_lengths(kv_lengths, batch)
 
     q, after = scaled_queries(query, (batch, head, row), (heads, block_q, query.shape[-1]), scale, compute)
-    q = q.reshape(kv_heads, rows * block_q, -1)
+    q = q.reshape(*layout.stack, rows * block_q, -1)
     tile_shape = (heads, block_q, block_k)
 
     def step(column_block: Index, carry: tuple[Array, ...], partial: bool) -> tuple[Array, ...]:
         top, total, acc = carry
         column = layout.columns.start(column_block)
         k = take_bthd(key, (batch, kv_head, column), (kv_heads, block_k, key.shape[-1]))
+        k = k.reshape(*layout.stack, block_k, -1).astype(compute)
         v = take_bthd(value, (batch, kv_head, column), (kv_heads, block_k, value.shape[-1]))
-        scores = matmul(q, k.astype(compute), (2, 2)) * after
+        v = v.reshape(*layout.stack, block_k, -1).astype(compute)
+        scores = matmul(q, k, (1, 1)) * after
         seen = layout.visible(row_block, column_block, kv_length) if partial else None
         scores = masked(scores, tile_shape, (batch, head, row, column), bias, mask, seen)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
@@ -88,14 +90,14 @@ def _query_block(
         weights = jnp.exp(scores - base[..., None])
         fade = jnp.exp(top - base)
         total = total * fade + jnp.sum(weights, axis=-1)
-        acc = acc * fade[..., None] + matmul(weights.astype(compute), v.astype(compute), (2, 1))
+        acc = acc * fade[..., None] + matmul(weights.astype(compute), v, (1, 0))
         return new_top, total, acc
 
     ranges = layout.columns_seen(row_block, kv_length)
     carry = (
-        jnp.full(q.shape[:2], NEVER, jnp.float32),
-        jnp.zeros(q.shape[:2], jnp.float32),
-        jnp.zeros((*q.shape[:2], value.shape[-1]), jnp.float32),
+        jnp.full(q.shape[:-1], NEVER, jnp.float32),
+        jnp.zeros(q.shape[:-1], jnp.float32),
+        jnp.zeros((*q.shape[:-1], value.shape[-1]), jnp.float32),
     )
     carry = loop(ranges.full, lambda n, c: step(ranges.full_begin + n, c, False), carry)
     carry = loop(ranges.partial, lambda n, c: step(ranges.nth_partial(n), c, True), carry)

@@ -94,6 +94,11 @@ class Layout:
         """Query heads in one tile that share a key head."""
         return min(self.tile_heads, self.group)
 
+    @property
+    def stack(self) -> tuple[int, ...]:
+        """Leading axes of a tile: none for one key head, so that XLA may work in place."""
+        return () if self.tile_kv_heads == 1 else (self.tile_kv_heads,)
+
     def columns_seen(self, row_block: Index, kv_length: Array | None) -> Ranges:
         """Key blocks that a block of queries sees in part, and in full."""
         first = self.rows.start(row_block)
@@ -269,16 +274,13 @@ def _extra_slice(
 
 
 def matmul(a: Array, b: Array, contract: tuple[int, int]) -> Array:
-    """Batched product of [X, m, n] tiles over the given axes, in float32.
+    """Product of tiles over the given axes of the last two, in float32.
 
-    A batch of one is done as a plain matrix product, which is faster on a CPU.
+    Tiles are [m, n], or [X, m, n] for X products.
     """
-    if a.shape[0] == 1:
-        axes = ((contract[0] - 1,), (contract[1] - 1,))
-        dims = (axes, ((), ()))
-        return lax.dot_general(a[0], b[0], dims, preferred_element_type=jnp.float32)[None]
-    dims = (((contract[0],), (contract[1],)), ((0,), (0,)))
-    return lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+    batch = tuple(range(a.ndim - 2))
+    over = (contract[0] + a.ndim - 2,), (contract[1] + b.ndim - 2,)
+    return lax.dot_general(a, b, (over, (batch, batch)), preferred_element_type=jnp.float32)
 
 
 def row_lengths(lengths: Array | None, batch: Index) -> Array | None:
