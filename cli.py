@@ -146,8 +146,6 @@ def _problems(op: str, fields: dict[str, Any]) -> list[Any]:
 
     get_op(op)
     causal = {"no": (False,), "yes": (True,), "both": (False, True)}[fields.pop("causal")]
-    if isinstance(fields["window"], int) and op == "attention":
-        fields["window"] = (fields["window"], fields["window"])
     return grid(op, causal=causal, **fields)
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from ..cache.key import Problem, Window
-from ..kernels.attention.problem import canonical_window
+from ..kernels.op import get_op
 
 
 def grid(
@@ -27,6 +27,7 @@ def grid(
     """Every combination of these fields as a problem, without duplicates, in order.
 
     Raises:
+        UnknownNameError: No such op.
         ProblemError: A field is out of range.
     """
     problems: dict[Problem, None] = {}
@@ -46,13 +47,5 @@ def grid(
             kv_heads=kv_heads,
             mode=chosen_mode,
         )
-        problems[canonical(problem)] = None
+        problems[get_op(op).canonical(problem)] = None
     return list(problems)
-
-
-def canonical(problem: Problem) -> Problem:
-    """The problem as a call makes it: a window that hides nothing is none."""
-    if problem.op != "attention":
-        return problem
-    window = canonical_window(problem.window, problem.seq, problem.kv_seq, problem.causal)
-    return problem.replace(window=window)

@@ -28,7 +28,6 @@ from ..kernels import default
 from ..kernels.device import current_device
 from ..kernels.op import Op, get_op
 from .measure import Effort
-from .plan import canonical
 from .search import Search, candidates, new_study
 from .trial import Bench, best_of
 
@@ -169,7 +168,7 @@ def _problem(op: str, one: Problem | Mapping[str, Any]) -> Problem:
             raise ShapetuneError(f"a problem of {op}: {error}") from None
     if one.op != op:
         raise ShapetuneError(f"the problem {one.label} is not one of op {op!r}")
-    return canonical(one)
+    return get_op(op).canonical(one)
 
 
 def _known(op: Op, known: store.RecordSet, device: Device, problem: Problem) -> Record | None:

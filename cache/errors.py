@@ -43,3 +43,7 @@ class UntunedError(ShapetuneError, LookupError):
 
 class StorageError(ShapetuneError, ValueError):
     """The storage for Optuna's studies cannot be opened."""
+
+
+class TargetError(ShapetuneError, ValueError):
+    """A GPU to compile for is not known, or cannot be compiled for here."""

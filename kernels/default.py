@@ -415,4 +415,4 @@ def explain_problem(problem: Problem) -> Decision:
     """The decision for a problem, with every step that led to it."""
     current = state()
     op = get_op(problem.op)
-    return decide(op, problem, current_device(), current.records, current.settings)
+    return decide(op, op.canonical(problem), current_device(), current.records, current.settings)

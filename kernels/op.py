@@ -184,6 +184,7 @@ class Op:
         baseline: Name of the plain implementation whose own error sets the
             tolerance of verification.
         hard_inputs: Kinds of harder inputs, tried before a record is published.
+        canonical: A problem that a person described, as a call would make it.
     """
 
     name: str
@@ -196,6 +197,7 @@ class Op:
     heuristic: Callable[[Problem, Device], Candidate]
     baseline: str
     hard_inputs: tuple[str, ...] = ()
+    canonical: Callable[[Problem], Problem] = lambda problem: problem
     implementations: dict[str, Implementation] = dataclasses.field(default_factory=dict)
 
     def register(self, implementation: Implementation) -> Implementation:

@@ -2,9 +2,9 @@
 
 from ...cache.key import Candidate, Device, Problem
 from ..op import Op, register_op
-from . import blockwise, xla
+from . import blockwise, cudnn, mosaic, tokamax, xla
 from .api import attention
-from .problem import HARD_INPUTS, flops, make_inputs, static_arguments, traffic
+from .problem import HARD_INPUTS, canonical, flops, make_inputs, static_arguments, traffic
 from .reference import expect
 
 __all__ = ["attention"]
@@ -35,7 +35,8 @@ ATTENTION = register_op(
         heuristic=_heuristic,
         baseline="xla",
         hard_inputs=tuple(HARD_INPUTS),
+        canonical=canonical,
     )
 )
-for _module in (xla, blockwise):
+for _module in (xla, blockwise, cudnn, mosaic, tokamax):
     ATTENTION.register(_module.IMPLEMENTATION)

@@ -44,6 +44,21 @@ def canonical_window(
     return (left, right) if hides else None
 
 
+def canonical(problem: Problem) -> Problem:
+    """The problem as a call makes it: a window that hides nothing is none.
+
+    Raises:
+        ProblemError: The window is not (left, right).
+    """
+    window = problem.window
+    if isinstance(window, int):
+        if window < 0:
+            raise ProblemError(f"window must be at least 0, got {window}")
+        window = (window, window)
+    found = canonical_window(window, problem.seq, problem.kv_seq, problem.causal)
+    return problem.replace(window=found)
+
+
 def problem_of(
     arrays: tuple[Any, ...],
     *,

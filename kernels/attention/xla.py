@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from ...cache.key import Config, Device, Problem
 from ..op import Implementation
+from .masks import finite_bias, sees_a_key, zero_blind_rows
 
 Array = jax.Array
 
@@ -32,17 +33,13 @@ def xla(
     local_window_size: tuple[int, int] | None,
     return_residual: bool = False,
     config: Config,
-) -> Array | tuple[Array, Array]:
+) -> Any:
     """Attention with all scores in memory. Shapes as in ``shapetune.attention``."""
     value_dim = value.shape[-1]
     width = max(query.shape[-1], value_dim)
-    finite = bias
-    if bias is not None:
-        # A row of -inf alone would be 0/0 in the softmax; it is put to zero below.
-        finite = jnp.where(bias == -jnp.inf, jnp.asarray(-1e30, bias.dtype), bias)
     attend = functools.partial(
         jax.nn.dot_product_attention,
-        bias=finite,
+        bias=finite_bias(bias),
         mask=mask,
         scale=scale,
         is_causal=is_causal,
@@ -58,17 +55,12 @@ def xla(
         result = jax.lax.platform_dependent(*widened, cpu=_in_float32(attend), default=attend)
     else:
         result = attend(*widened)
-    out, residual = result if return_residual else (result, None)
-    out = out[..., :value_dim]
-    sees = _sees_a_key(
+    result = jax.tree.map(lambda r: r[..., :value_dim] if r.ndim == 4 else r, result)
+    sees = sees_a_key(
         query.shape[1], key.shape[1], bias, mask, query_seq_lengths, key_value_seq_lengths,
         is_causal, local_window_size,
     )  # fmt: skip
-    if sees is not None:
-        out = jnp.where(sees[..., None], out, jnp.zeros((), out.dtype))
-        if residual is not None:
-            residual = jnp.where(sees, residual, -jnp.inf)
-    return out if residual is None else (out, residual)
+    return zero_blind_rows(result, sees)
 
 
 def _in_float32(attend: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,39 +77,6 @@ def _widen(array: Array, width: int) -> Array:
     """Pads the last axis with zeros, which change no score and no sum."""
     missing = width - array.shape[-1]
     return jnp.pad(array, ((0, 0),) * 3 + ((0, missing),)) if missing else array
-
-
-def _sees_a_key(
-    seq: int,
-    kv_seq: int,
-    bias: Array | None,
-    mask: Array | None,
-    query_seq_lengths: Array | None,
-    key_value_seq_lengths: Array | None,
-    is_causal: bool,
-    window: tuple[int, int] | None,
-) -> Array | None:
-    """Which query rows may see a key, [B|1, T, N|1]; None where all surely do."""
-    beyond = window is not None and seq - 1 - window[0] >= kv_seq
-    given = (bias, mask, query_seq_lengths, key_value_seq_lengths)
-    if not beyond and all(array is None for array in given):
-        return None
-    rows = jnp.arange(seq)[:, None]
-    columns = jnp.arange(kv_seq)[None, :]
-    seen = jnp.ones((1, 1, seq, kv_seq), bool)
-    if is_causal:
-        seen &= columns <= rows
-    if window is not None:
-        seen &= (columns >= rows - window[0]) & (columns <= rows + window[1])
-    if key_value_seq_lengths is not None:
-        seen &= columns < key_value_seq_lengths[:, None, None, None]
-    if query_seq_lengths is not None:
-        seen &= rows < query_seq_lengths[:, None, None, None]
-    if mask is not None:
-        seen &= mask
-    if bias is not None:
-        seen &= bias != -jnp.inf
-    return seen.any(-1).swapaxes(1, 2)
 
 
 def scores_bytes(problem: Problem) -> float:
