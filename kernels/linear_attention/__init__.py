@@ -2,7 +2,7 @@
 
 from ...cache.key import Candidate, Device, Problem
 from ..op import Op, register_op
-from . import chunked, scan
+from . import chunked, pallas, pallas_scanbwd, scan
 from .api import linear_attention
 from .problem import HARD_INPUTS, expect, flops, make_inputs, static_arguments, traffic
 
@@ -10,6 +10,7 @@ __all__ = ["linear_attention"]
 
 
 def _heuristic(problem: Problem, device: Device) -> Candidate:
+    """Chunks everywhere: the plain form is hard to beat untuned, on a GPU too."""
     one = chunked.IMPLEMENTATION
     return Candidate(one.name, one.default_config(problem, device))
 
@@ -28,5 +29,5 @@ LINEAR_ATTENTION = register_op(
         hard_inputs=tuple(HARD_INPUTS),
     )
 )
-for _module in (scan, chunked):
+for _module in (scan, chunked, pallas, pallas_scanbwd):
     LINEAR_ATTENTION.register(_module.IMPLEMENTATION)

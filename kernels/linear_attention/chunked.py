@@ -17,7 +17,11 @@ from jax import lax
 from ...cache.key import Device, Problem
 from ..op import Config, Implementation, Space
 from .features import feature_map as phi
-from .features import feature_map_gradient, rows_before_any_key
+from .features import (
+    feature_map_gradient,
+    rows_before_any_key,
+    rows_before_any_key_gradient,
+)
 from .problem import window_of
 from .tiles import Plan, merged, product, sums_after, sums_before
 
@@ -175,11 +179,12 @@ def _chunked_bwd(plan: Plan, saved: Arrays, cotangents: Arrays) -> Arrays:
     (dq, dk, dv), d_state = carry
     if initial is None:
         return dq, dk, dv, None
-    # What reaches the initial state through rows that see no key at all.
-    early = query[:, : plan.late], initial
-    first, pull = jax.vjp(functools.partial(rows_before_any_key, kind=plan.kind), *early)
-    first_dq, first_di = pull(d_output[:, : plan.late].astype(first.dtype))
-    dq = dq.at[:, : plan.late].set(first_dq)
+    # Rows that see no key at all still reach the initial state.
+    early = slice(0, plan.late)
+    first_dq, first_di = rows_before_any_key_gradient(
+        query[:, early], initial, d_output[:, early], plan.kind
+    )
+    dq = dq.at[:, early].set(first_dq)
     return dq, dk, dv, first_di + d_state.reshape(initial.shape)
 
 
@@ -230,9 +235,10 @@ def _space(problem: Problem, device: Device) -> Space:
 
 
 def default_config(problem: Problem, device: Device) -> Config:
-    """A chunk about as long as a head is wide, side by side until they fill the device."""
-    wanted = 64 if device.platform == "cpu" else 128
-    return fitted(problem, device, wanted, 8)
+    """A chunk about as long as a head is wide; on a GPU longer ones, fewer at a time."""
+    if device.platform == "cpu":
+        return fitted(problem, device, 64, 8)
+    return fitted(problem, device, 128, 4)
 
 
 def fitted(problem: Problem, device: Device, chunk: int, span: int) -> Config:

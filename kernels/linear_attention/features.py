@@ -51,3 +51,12 @@ def rows_before_any_key(query: jax.Array, initial_state: jax.Array, kind: str) -
         initial_state,
         precision=jax.lax.Precision.HIGHEST,
     )
+
+
+def rows_before_any_key_gradient(
+    query: jax.Array, initial_state: jax.Array, d_rows: jax.Array, kind: str
+) -> tuple[jax.Array, jax.Array]:
+    """The gradients of ``rows_before_any_key`` at its query and its initial state."""
+    rows, pull = jax.vjp(lambda q, state: rows_before_any_key(q, state, kind), query, initial_state)
+    d_query, d_state = pull(d_rows.astype(rows.dtype))
+    return d_query, d_state
