@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # An NVIDIA driver means that the GPU build of jax is wanted.
 EXTRA := $(shell nvidia-smi >/dev/null 2>&1 && echo ,gpu)
 
-.PHONY: tune test lint all clean
+.PHONY: tune test lint all gpu-check clean
 
 tune: $(VENV)/installed
 	$(BIN)/shapetune demo
@@ -19,6 +19,9 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	cd $(VENV)/lint && ../bin/mypy --config-file ../../pyproject.toml -p shapetune
 	PYTHONPATH=$(VENV)/lint $(BIN)/lint-imports --no-cache
+
+gpu-check: $(VENV)/installed
+	XLA_PYTHON_CLIENT_PREALLOCATE=false $(BIN)/python -m shapetune.bench.gpu_check gpu-check.json
 
 all: lint test
 

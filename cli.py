@@ -266,6 +266,57 @@ def demo() -> None:
 
 
 @main.command()
+@_op_argument
+@_problem_options
+@click.option(
+    "--target",
+    "targets",
+    type=_List(str),
+    required=True,
+    help="Of those in targets.toml: rtx3090, rtx4090, l4, a100, h100, h200, or of your own file.",
+)
+@click.option(
+    "--targets-file",
+    type=click.Path(path_type=Path),
+    help="A TOML file that describes more targets.",
+)
+@click.option("--implementation", type=_List(str), default=None, help="Check only these.")
+@click.option("--sample", type=int, help="Check this many candidates per target, drawn at random.")
+@click.option("--jobs", type=int, help="Processes at once; one per processor if not given.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the sample.")
+@_json_option
+def check(
+    op: str,
+    targets: tuple[str, ...],
+    targets_file: Path | None,
+    implementation: tuple[str, ...] | None,
+    sample: int | None,
+    jobs: int | None,
+    seed: int,
+    as_json: bool,
+    **fields: Any,
+) -> None:
+    """Compiles candidates for GPUs that are not there."""
+    from .autotune import check as checking
+
+    problems = _problems(op, fields)
+    tasks = checking.plan(
+        problems, targets, targets_file, implementation or (), sample=sample, seed=seed
+    )
+    found = checking.run(tasks, jobs)
+    if as_json:
+        click.echo(json.dumps([one.to_map() for one in found], indent=2))
+    else:
+        from rich.console import Console
+
+        Console(width=None if sys.stdout.isatty() else 160).print(checking.table(found))
+        for line in checking.failures(found):
+            click.echo(line)
+    if any(one.status != "ok" for one in found):
+        sys.exit(1)
+
+
+@main.command()
 @click.argument("op", metavar="[OP]", required=False, callback=_op_name)
 @_cache_option
 @_json_option

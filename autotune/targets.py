@@ -10,6 +10,14 @@ from typing import Any
 from ..cache.errors import TargetError
 from ..cache.key import Device
 
+#: Cards whose names jax knows, one for each compute capability that it can compile
+#: for: while it lowers a kernel it asks for the capability by such a name.
+CARD_OF_CAPABILITY = {
+    "8.0": "NVIDIA A100",
+    "8.6": "NVIDIA A10",
+    "8.9": "NVIDIA L4",
+    "9.0": "NVIDIA H100",
+}
 _SHIPPED = Path(__file__).with_name("targets.toml")
 
 
@@ -121,10 +129,11 @@ def _target(path: Path, key: str, table: Any) -> Target:
             raise TargetError(f"target {key!r} of {path}: {name} must be a {kind}, got {value!r}")
         if not isinstance(value, str) and value <= 0:
             raise TargetError(f"target {key!r} of {path}: {name} must be positive, got {value}")
-    major, _, minor = table["capability"].partition(".")
-    if not (major.isdigit() and minor.isdigit()) or '"' in table["name"]:
+    if table["capability"] not in CARD_OF_CAPABILITY:
         raise TargetError(
-            f"target {key!r} of {path}: capability must be like '8.6' and name a plain text, "
-            f"got {table['capability']!r}, {table['name']!r}"
+            f"target {key!r} of {path}: capability must be one of "
+            f"{', '.join(CARD_OF_CAPABILITY)}, got {table['capability']!r}"
         )
+    if not table["name"].isprintable() or set(table["name"]) & set('"\\'):
+        raise TargetError(f"target {key!r} of {path}: name must be plain, got {table['name']!r}")
     return Target(key=key, **table)

@@ -24,6 +24,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from ..cache.errors import ConfigError, UnknownNameError, UnsupportedError
 from ..cache.key import Candidate, Config, Device, Problem, Value
 
@@ -184,6 +186,8 @@ class Op:
         baseline: Name of the plain implementation whose own error sets the
             tolerance of verification.
         hard_inputs: Kinds of harder inputs, tried before a record is published.
+        shapes: ``shapes(problem)`` gives ``Inputs`` that hold shapes and dtypes in
+            place of arrays; derived from ``make_inputs`` if None.
         canonical: A problem that a person described, as a call would make it.
     """
 
@@ -197,6 +201,7 @@ class Op:
     heuristic: Callable[[Problem, Device], Candidate]
     baseline: str
     hard_inputs: tuple[str, ...] = ()
+    shapes: Callable[[Problem], Inputs] | None = None
     canonical: Callable[[Problem], Problem] = lambda problem: problem
     implementations: dict[str, Implementation] = dataclasses.field(default_factory=dict)
 
@@ -218,6 +223,19 @@ class Op:
             raise UnknownNameError(
                 f"{self.name} has no implementation {name!r}; it has: default, {known}"
             ) from None
+
+    def abstract_inputs(self, problem: Problem) -> Inputs:
+        """The inputs of a problem as ``jax.ShapeDtypeStruct``, for compiling alone."""
+        if self.shapes is not None:
+            return self.shapes(problem)
+        made = self.make_inputs(problem, 0, "normal")
+
+        def shaped(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(
+                None if a is None else jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays
+            )
+
+        return dataclasses.replace(made, arrays=shaped(made.arrays), weights=shaped(made.weights))
 
     def usable(self, problem: Problem, device: Device) -> dict[str, Implementation]:
         """The implementations that may be chosen for a problem without being asked for."""

@@ -2,9 +2,9 @@
 
 from ...cache.key import Candidate, Device, Problem
 from ..op import Op, register_op
-from . import blockwise, cudnn, mosaic, tokamax, xla
+from . import blockwise, cudnn, mosaic, pallas_mha, tokamax, xla
 from .api import attention
-from .problem import HARD_INPUTS, canonical, flops, make_inputs, static_arguments, traffic
+from .problem import HARD_INPUTS, canonical, flops, make_inputs, shapes, static_arguments, traffic
 from .reference import expect
 
 __all__ = ["attention"]
@@ -29,6 +29,7 @@ ATTENTION = register_op(
         outputs=("out",),
         static=static_arguments,
         make_inputs=make_inputs,
+        shapes=shapes,
         expect=expect,
         flops=flops,
         traffic=traffic,
@@ -38,5 +39,5 @@ ATTENTION = register_op(
         canonical=canonical,
     )
 )
-for _module in (xla, blockwise, cudnn, mosaic, tokamax):
+for _module in (xla, blockwise, pallas_mha, cudnn, mosaic, tokamax):
     ATTENTION.register(_module.IMPLEMENTATION)

@@ -211,6 +211,33 @@ def traffic(problem: Problem) -> float:
     return float(once if problem.mode == "fwd" else 2 * once)
 
 
+def shapes(problem: Problem) -> Inputs:
+    """What a call of this problem takes, as shapes and dtypes in place of arrays."""
+    p = problem
+    dtype = jnp.dtype(p.dtype)
+    full = (p.batch, p.heads, p.seq, p.kv_seq)
+
+    def shaped(*shape: int, of: Any = dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, of)
+
+    arrays: list[Any] = [
+        shaped(p.batch, p.seq, p.heads, p.dim),
+        shaped(p.batch, p.kv_seq, p.kv_heads, p.dim),
+        shaped(p.batch, p.kv_seq, p.kv_heads, p.value_dim),
+    ]
+    for name, of in (("bias", dtype), ("mask", jnp.dtype(bool))):
+        axes = feature_axes(p, name)
+        sizes = [n if axis in (axes or "") else 1 for axis, n in zip(_AXES, full, strict=True)]
+        arrays.append(None if axes is None else shaped(*sizes, of=of))
+    for word in ("q_lengths", "kv_lengths"):
+        arrays.append(shaped(p.batch, of=jnp.int32) if word in p.features else None)
+    weights = [shaped(p.batch, p.seq, p.heads, p.value_dim, of=jnp.float32)]
+    if "residual" in p.features:
+        weights.append(shaped(p.batch, p.seq, p.heads, of=jnp.float32))
+    differentiable = tuple(i for i in range(4) if arrays[i] is not None)
+    return Inputs(tuple(arrays), NAMES, differentiable, tuple(weights))
+
+
 def make_inputs(problem: Problem, seed: int = 0, kind: str = "normal") -> Inputs:
     """Random inputs for a problem.
 
@@ -222,38 +249,34 @@ def make_inputs(problem: Problem, seed: int = 0, kind: str = "normal") -> Inputs
     Raises:
         ProblemError: ``kind`` is unknown.
     """
-    rng = np.random.default_rng(seed)
-    p = problem
-
-    def normal(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape, dtype=np.float32)
-
-    query = normal(p.batch, p.seq, p.heads, p.dim)
-    key = normal(p.batch, p.kv_seq, p.kv_heads, p.dim)
-    value = normal(p.batch, p.kv_seq, p.kv_heads, p.value_dim)
     if kind not in ("normal", *HARD_INPUTS):
         raise ProblemError(f"kind={kind!r} is not one of normal, {', '.join(HARD_INPUTS)}")
+    rng = np.random.default_rng(seed)
+    wanted = shapes(problem)
+
+    def normal(shape: Any) -> np.ndarray:
+        return rng.standard_normal(shape.shape, dtype=np.float32)
+
+    tensors = [normal(one) for one in wanted.arrays[:3]]
     if kind != "normal":
-        HARD_INPUTS[kind](query, key, value)
-    dtype = jnp.dtype(p.dtype)
-    arrays: list[jax.Array | None] = [jnp.asarray(a, dtype) for a in (query, key, value)]
-    full = (p.batch, p.heads, p.seq, p.kv_seq)
-    for name in ("bias", "mask"):
-        axes = feature_axes(p, name)
-        if axes is None:
-            arrays.append(None)
-            continue
-        shape = [n if axis in axes else 1 for axis, n in zip(_AXES, full, strict=True)]
-        drawn = normal(*shape)
-        arrays.append(jnp.asarray(drawn, dtype) if name == "bias" else jnp.asarray(drawn > -1.5))
-    for word, size in (("q_lengths", p.seq), ("kv_lengths", p.kv_seq)):
-        lengths = rng.integers((size + 1) // 2, size + 1, p.batch, dtype=np.int32)
-        arrays.append(jnp.asarray(lengths) if word in p.features else None)
-    weights = [jnp.asarray(normal(p.batch, p.seq, p.heads, p.value_dim))]
-    if "residual" in p.features:
-        weights.append(jnp.zeros((p.batch, p.seq, p.heads), jnp.float32))
-    differentiable = tuple(i for i in range(4) if arrays[i] is not None)
-    return Inputs(tuple(arrays), NAMES, differentiable, tuple(weights))
+        HARD_INPUTS[kind](*tensors)
+    drawn: list[Any] = [*tensors]
+    for name, one in zip(NAMES[3:], wanted.arrays[3:], strict=True):
+        if one is None:
+            drawn.append(None)
+        elif name.endswith("lengths"):
+            size = problem.seq if name.startswith("query") else problem.kv_seq
+            drawn.append(rng.integers((size + 1) // 2, size + 1, one.shape))
+        else:
+            drawn.append(normal(one) > -1.5 if name == "mask" else normal(one))
+    arrays = [
+        None if array is None else jnp.asarray(array, one.dtype)
+        for array, one in zip(drawn, wanted.arrays, strict=True)
+    ]
+    weights = [jnp.asarray(normal(wanted.weights[0]))]
+    # No gradient passes through the residual, so it takes no part in the loss.
+    weights += [jnp.zeros(one.shape, one.dtype) for one in wanted.weights[1:]]
+    return Inputs(tuple(arrays), NAMES, wanted.differentiable, tuple(weights))
 
 
 def _large_logits(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:

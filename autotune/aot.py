@@ -1,0 +1,222 @@
+"""Compiling candidates for a GPU that is not there: does it compile, and with what memory?
+
+XLA's CUDA compiler runs on any machine, with a description of the card
+(``targets.toml``) in place of the card. Each compile runs in a process of its
+own pool, so that a compiler that crashes costs one candidate.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import multiprocessing
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..cache.errors import ShapetuneError, TargetError
+from ..cache.key import Candidate, Problem
+from ..kernels.op import get_op
+from . import measure
+from .targets import CARD_OF_CAPABILITY, Target
+
+#: A compile that takes longer than this is given up.
+TIMEOUT_S = 120.0
+_SHARED = re.compile(r"shared_memory:\s*(\d+) bytes")
+_EXCEEDED = re.compile(r"Shared memory size limit exceeded: requested (\d+), available: (\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """How a candidate compiled for a target.
+
+    Attributes:
+        target: Key of the target.
+        problem: The problem.
+        candidate: The candidate.
+        status: ``"ok"``, or the trial status that stands for the failure;
+            ``"out_of_memory"`` is too much shared memory.
+        seconds: What it took.
+        shared_bytes: Shared memory of its largest kernel, also of one that was
+            refused for it; None where unknown.
+        temp_mb: Temporary device memory, MiB; None where it did not compile.
+        note: Why it failed.
+    """
+
+    target: str
+    problem: Problem
+    candidate: Candidate
+    status: str
+    seconds: float = 0.0
+    shared_bytes: int | None = None
+    temp_mb: float | None = None
+    note: str = ""
+
+    def to_map(self) -> dict[str, Any]:
+        """The fields as plain values, for JSON."""
+        return {
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(self)},
+            "problem": self.problem.to_map(),
+            "candidate": dataclasses.asdict(self.candidate),
+        }
+
+
+def require_compiler() -> None:
+    """Makes sure that XLA's CUDA compiler is installed.
+
+    Raises:
+        TargetError: It is not.
+    """
+    if importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+        raise TargetError(
+            "compiling for a GPU needs XLA's CUDA plugin (no GPU and no CUDA libraries); "
+            "install it with: pip install 'shapetune[aot]'"
+        )
+
+
+@contextlib.contextmanager
+def targeting(target: Target) -> Iterator[Callable[..., Any]]:
+    """Gives ``compile(function, arguments)`` for a GPU, from abstract arguments.
+
+    The process must not use a GPU of its own: set ``JAX_PLATFORMS=cpu``.
+    """
+    from jax.experimental import topologies
+
+    topology = topologies.get_topology_desc(
+        f"shapetune-{target.key}", "cuda", target_config=target.config_text, topology="1x1x1"
+    )
+    sharding = jax.sharding.SingleDeviceSharding(topology.devices[0])
+    kind = jax.sharding.AbstractDevice(CARD_OF_CAPABILITY[target.capability], None, "cuda")
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=kind)
+
+    def compile_for(function: Callable[..., Any], arguments: Sequence[Any], **options: Any) -> Any:
+        jitted = jax.jit(function, in_shardings=sharding, out_shardings=sharding)
+        return jitted.lower(*arguments).compile(compiler_options=options)
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        yield compile_for
+
+
+def compile_candidate(target: Target, problem: Problem, candidate: Candidate) -> Compilation:
+    """Compiles one candidate for a target, in this process; never raises for what it does."""
+    started = time.perf_counter()
+    try:
+        op = get_op(problem.op)
+        op.require(problem, target.device, candidate)
+        shapes = op.abstract_inputs(problem)
+        function = measure.program(op, problem, candidate, shapes)
+        arguments = measure.arguments(problem, shapes)
+        with targeting(target) as compile_for, tempfile.TemporaryDirectory() as folder:
+            compiled = compile_for(function, arguments, xla_dump_to=folder)
+            shared = _largest_shared(Path(folder))
+        temp = compiled.memory_analysis().temp_size_in_bytes / measure.MIB
+    except Exception as error:  # whatever the compiler raises
+        found = _failure(error)
+        return Compilation(
+            target.key, problem, candidate, seconds=time.perf_counter() - started, **found
+        )
+    seconds = time.perf_counter() - started
+    return Compilation(target.key, problem, candidate, "ok", seconds, shared, temp)
+
+
+def _largest_shared(folder: Path) -> int | None:
+    """Shared memory of the largest kernel, as XLA's list of a program's steps gives it."""
+    found = [
+        int(size)
+        for path in folder.glob("*thunk_sequence.txt")
+        for size in _SHARED.findall(path.read_text(errors="replace"))
+    ]
+    return max(found, default=None)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    words = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    exceeded = _EXCEEDED.search(words)
+    if exceeded:
+        return {"status": "out_of_memory", "shared_bytes": int(exceeded[1]), "note": words}
+    unsupported = isinstance(error, ShapetuneError)
+    return {"status": "unsupported" if unsupported else "compile_error", "note": words}
+
+
+Task = tuple[Target, Problem, Candidate]
+
+
+def compile_all(
+    tasks: Sequence[Task],
+    jobs: int,
+    heard: Callable[[Compilation], None] = lambda one: None,
+) -> list[Compilation]:
+    """Compiles tasks in parallel processes; the outcomes are in the order of the tasks.
+
+    Args:
+        tasks: What to compile for what.
+        jobs: Processes at once.
+        heard: Called with each outcome as it comes.
+
+    Raises:
+        TargetError: The compiler is not installed.
+    """
+    require_compiler()
+    found: dict[int, Compilation] = {}
+
+    def hear(index: int, outcome: Compilation) -> None:
+        found[index] = outcome
+        heard(outcome)
+
+    if not _run_pool(tasks, range(len(tasks)), jobs, hear):
+        # A compiler died and took the pool along: one process each finds the culprit.
+        for index in [i for i in range(len(tasks)) if i not in found]:
+            if not _run_pool(tasks, [index], 1, hear):
+                hear(index, Compilation(*_names(tasks[index]), "crashed", note="the compiler died"))
+    return [found[i] for i in range(len(tasks))]
+
+
+def _names(task: Task) -> tuple[str, Problem, Candidate]:
+    return task[0].key, task[1], task[2]
+
+
+def _run_pool(
+    tasks: Sequence[Task],
+    indices: Sequence[int],
+    jobs: int,
+    hear: Callable[[int, Compilation], None],
+) -> bool:
+    """Runs tasks in a fresh pool; False if a process of it died."""
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(
+        min(jobs, len(indices)) or 1, mp_context=context, initializer=_start_worker
+    )
+    try:
+        futures = {pool.submit(compile_candidate, *tasks[i]): i for i in indices}
+        limit = TIMEOUT_S * (1 + len(indices) / jobs)
+        for future in concurrent.futures.as_completed(futures, timeout=limit):
+            hear(futures[future], future.result())
+    except (BrokenProcessPool, TimeoutError):
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        return False
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return True
+
+
+def _start_worker() -> None:
+    # Before jax starts a back end: the plugin must not look for a driver.
+    jax.config.update("jax_platforms", "cpu")
+
+
+@functools.cache
+def default_jobs() -> int:
+    """One process per processor that this one may use."""
+    from ..kernels.device import usable_cores
+
+    return usable_cores()
