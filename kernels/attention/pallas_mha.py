@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ...cache.key import Config, Device, Problem
-from ..op import Implementation, Space
+from ...cache.key import Config
+from ..op import Implementation
 from ..pallas import triton
 from . import pallas_mha_space as spaces
 from .pallas_mha_band import Band
@@ -102,7 +102,6 @@ def finish(out: Array, lse: Array | None) -> Any:
     if lse is None:
         return out
     return out, lax.stop_gradient((lse.swapaxes(1, 2) * LN2).astype(out.dtype))
-
 
 
 IMPLEMENTATION = Implementation(

@@ -35,6 +35,10 @@ class Band:
     left: int | None
     right: int | None
 
+    def granules(self, blocks: Blocks) -> tuple[int, int]:
+        """No block beyond the last is visited."""
+        return blocks.q, blocks.k
+
     def keys(self, refs: Refs, blocks: Blocks, batch: Index, head: Index, i: Index) -> list[Run]:
         """The key blocks that the i-th query block visits."""
         first, last = i * blocks.q, i * blocks.q + blocks.q - 1

@@ -9,7 +9,7 @@ mask, says a ``Schedule``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -61,7 +61,14 @@ class Run:
 
 
 class Schedule(Protocol):
-    """Which tiles of scores are visited."""
+    """Which tiles of scores are visited.
+
+    Runs may name blocks beyond the last, up to the next multiple of a granule of
+    positions; those are masked.
+    """
+
+    def granules(self, blocks: Blocks) -> tuple[int, int]:
+        """The granules of queries and keys: multiples of the kernel's blocks."""
 
     def keys(self, refs: Refs, blocks: Blocks, batch: Index, head: Index, i: Index) -> list[Run]:
         """The key blocks that the i-th query block visits."""
@@ -91,6 +98,12 @@ class Kernel:
                 carry,
             )
         return carry
+
+    @property
+    def edges(self) -> tuple[int | None, int | None]:
+        """The end of the queries and of the keys; None where no tile reaches beyond it."""
+        queries, keys = self.schedule.granules(self.blocks)
+        return ragged(self.sizes.seq, queries), ragged(self.sizes.kv_seq, keys)
 
     def dot(self, left: Array, right: Array, contract: tuple[int, int] = (1, 0)) -> Array:
         """A float32 product of two tiles."""
@@ -145,7 +158,7 @@ def forward(kernel: Kernel, refs: Refs) -> None:
     sizes, scores, (bq, bk) = kernel.sizes, kernel.scores, (kernel.blocks.q, kernel.blocks.k)
     i, head, batch = kernel.programs()
     kv_head, q_start = head // sizes.group, i * bq
-    seq, kv_seq = ragged(sizes.seq, bq), ragged(sizes.kv_seq, bk)
+    seq, kv_seq = ragged(sizes.seq, bq), kernel.edges[1]
     query = rows_of(refs["query"], batch, q_start, bq, head, seq, sizes.dim)
     tile = Tile(batch, head, q_start, bq, 0, bk, False, bool(seq), False)
 
@@ -186,7 +199,9 @@ def forward(kernel: Kernel, refs: Refs) -> None:
         triton.store(refs["lse"], index, lse, _below(q_start, bq, seq))
 
 
-def _shift(refs: Refs, batch: Index, head: Index, start: Index, count: int, seq: int | None) -> Array:
+def _shift(
+    refs: Refs, batch: Index, head: Index, start: Index, count: int, seq: int | None
+) -> Array:
     """The log-sum-exp of some queries; +inf, which makes every weight 0, for empty ones."""
     index = (batch, head, triton.span(start, count))
     lse = triton.load(refs["lse"], index, _below(start, count, seq), other=-jnp.inf)
@@ -211,7 +226,7 @@ def backward_query(kernel: Kernel, refs: Refs) -> None:
     sizes, scores, (bq, bk) = kernel.sizes, kernel.scores, (kernel.blocks.q, kernel.blocks.k)
     i, head, batch = kernel.programs()
     kv_head, q_start = head // sizes.group, i * bq
-    seq, kv_seq = ragged(sizes.seq, bq), ragged(sizes.kv_seq, bk)
+    seq, kv_seq = ragged(sizes.seq, bq), kernel.edges[1]
     grad_out = rows_of(refs["grad_out"], batch, q_start, bq, head, seq, sizes.value_dim)
     query = rows_of(refs["query"], batch, q_start, bq, head, seq, sizes.dim)
     shift, delta = _statistics(refs, batch, head, q_start, bq, seq)
@@ -270,10 +285,8 @@ def backward_key(kernel: Kernel, refs: Refs) -> None:
         tile = Tile(batch, head, 0, bq, k_start, bk, False, False, bool(kv_seq), keys_first=True)
 
         def step(i: Index, masked: bool, carry: Any) -> Any:
-            seq = ragged(sizes.seq, bq) if masked else None
-            here = dataclasses.replace(
-                tile, row_start=i * bq, masked=masked, ragged_rows=bool(seq)
-            )
+            seq = kernel.edges[0] if masked else None
+            here = dataclasses.replace(tile, row_start=i * bq, masked=masked, ragged_rows=bool(seq))
             query = rows_of(refs["query"], batch, i * bq, bq, head, seq, sizes.dim)
             grad_out = rows_of(refs["grad_out"], batch, i * bq, bq, head, seq, sizes.value_dim)
             shift, delta = _statistics(refs, batch, head, i * bq, bq, seq)
@@ -287,10 +300,7 @@ def backward_key(kernel: Kernel, refs: Refs) -> None:
         )
 
     carry = jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
-    if sizes.group == 1:
-        carry = of_head(0, carry)
-    else:
-        carry = triton.loop(0, sizes.group, of_head, carry)
+    carry = of_head(0, carry) if sizes.group == 1 else triton.loop(0, sizes.group, of_head, carry)
     if "kv_lengths" in refs:
         seen = triton.positions(k_start, bk, 0) < refs["kv_lengths"][batch]
         carry = tuple(jnp.where(seen, one, 0.0) for one in carry)
@@ -319,16 +329,16 @@ def backward_bias(kernel: Kernel, refs: Refs) -> None:
     x, bias_head, bias_batch = triton.program_ids(3)
     batches, heads, rows, _ = refs["bias"].shape
     key_blocks, query_blocks = -(-sizes.kv_seq // bk), -(-sizes.seq // bq)
-    own, k_start = lax.div(x, key_blocks), lax.rem(x, key_blocks) * bk
+    own, k_start = x // key_blocks, x % key_blocks * bk
     seq, kv_seq = ragged(sizes.seq, bq), ragged(sizes.kv_seq, bk)
     shared_heads = sizes.heads if heads == 1 else 1
     shared_blocks = query_blocks if rows == 1 else 1
 
     def step(n: Index, acc: Array) -> Array:
-        i = own + lax.rem(n, shared_blocks)
-        head = bias_head + lax.rem(lax.div(n, shared_blocks), shared_heads)
-        batch = bias_batch + lax.div(n, shared_blocks * shared_heads)
-        kv_head, q_start = lax.div(head, sizes.group), i * bq
+        i = own + n % shared_blocks
+        head = bias_head + n // shared_blocks % shared_heads
+        batch = bias_batch + n // (shared_blocks * shared_heads)
+        kv_head, q_start = head // sizes.group, i * bq
         query = rows_of(refs["query"], batch, q_start, bq, head, seq, sizes.dim)
         grad_out = rows_of(refs["grad_out"], batch, q_start, bq, head, seq, sizes.value_dim)
         key = rows_of(refs["key"], batch, k_start, bk, kv_head, kv_seq, sizes.dim)

@@ -20,6 +20,7 @@ from ..pallas import triton
 Array = jax.Array
 Index = triton.Index
 Refs = Mapping[str, Any]
+Mod = Callable[..., Any]
 
 #: exp(x) = exp2(x · log2 e); the hardware has exp2 alone.
 LOG2E = math.log2(math.e)
@@ -84,7 +85,7 @@ class Scores:
     scale: float
     left: int | None = None
     right: int | None = None
-    mods: Callable[[Refs], tuple[Callable[..., Any] | None, Callable[..., Any] | None]] | None = None
+    mods: Callable[[Refs], tuple[Mod | None, Mod | None]] | None = None
 
     def of(self, refs: Refs, products: Array, tile: Tile) -> tuple[Array, float]:
         """Scores from the products of queries and keys.
@@ -124,7 +125,7 @@ class Scores:
         """Whether a row of a tile that is not masked may be all -inf."""
         return "bias" in refs or self._mods(refs)[0] is not None
 
-    def _mods(self, refs: Refs) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    def _mods(self, refs: Refs) -> tuple[Mod | None, Mod | None]:
         return (None, None) if self.mods is None else self.mods(refs)
 
     def _changed(self, refs: Refs, products: Array, tile: Tile, score_mod: Any) -> Array:

@@ -111,7 +111,9 @@ def load_flags(ref: Any, index: tuple[Any, ...], valid: jax.Array | None = None)
     return flags if flags.dtype == jnp.bool_ else flags != 0
 
 
-def store(ref: Any, index: tuple[Any, ...], value: jax.Array, valid: jax.Array | None = None) -> None:
+def store(
+    ref: Any, index: tuple[Any, ...], value: jax.Array, valid: jax.Array | None = None
+) -> None:
     """Writes a tile to ``ref[index]``, cast to its type, where ``valid`` holds."""
     plgpu.store(ref.at[_typed(index)], value.astype(ref.dtype), mask=valid)
 

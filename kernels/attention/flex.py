@@ -1,0 +1,204 @@
+"""``shapetune.flex_attention``: attention with a user's score and mask functions.
+
+On a GPU it is one block-sparse fused kernel; elsewhere plain JAX, which holds all
+scores at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ...cache.errors import ConfigError, ProblemError, UnknownNameError
+from ...cache.key import Problem, Value
+from ..device import current_device
+from . import pallas_flex
+from .flex_blocks import BlockMask, create_block_mask
+from .flex_mods import Mod, Mods, alibi, both, causal, document, either, local_window, prefix
+
+__all__ = [
+    "BlockMask",
+    "alibi",
+    "both",
+    "causal",
+    "create_block_mask",
+    "document",
+    "either",
+    "flex_attention",
+    "local_window",
+    "prefix",
+]
+
+Array = jax.Array
+
+
+def flex_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    score_mod: Mod | None = None,
+    mask_mod: Mod | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    implementation: str = "default",
+    config: Mapping[str, Value] | None = None,
+    return_residual: bool = False,
+) -> Any:
+    """Attention with functions of scores and positions (FlexAttention, https://arxiv.org/abs/2412.05496).
+
+    A function may use arithmetic of ``jax.numpy`` and Python numbers. One that
+    reads arrays takes them first, ``f(array, b, h, q, k)``, indexes all of their
+    axes, as ``array[b, q]``, and is passed as ``jax.tree_util.Partial(f, array)``.
+    No gradient passes into such arrays. Functions must be elementwise: they get
+    arrays of positions that broadcast together.
+
+    Args:
+        query: ``[B, T, N, H]``.
+        key: ``[B, S, K, H]``; N is a multiple of K.
+        value: ``[B, S, K, Hv]``.
+        score_mod: ``(score, b, h, q, k) -> score``, after the scale.
+        mask_mod: ``(b, h, q, k) -> bool``, True where query q sees key k.
+        block_mask: The blocks of ``mask_mod``, from ``create_block_mask``; made
+            here if None. Its own mask function is used if ``mask_mod`` is None.
+        scale: Factor of the products; 1/√H if None.
+        implementation: ``"pallas_flex"``, ``"xla"``, or ``"default"``: the first on
+            a GPU, the second elsewhere.
+        config: Blocks, warps and stages of ``pallas_flex``; what it leaves out
+            takes the default.
+        return_residual: Also return the log-sum-exp, ``[B, T, N]``.
+
+    Returns:
+        ``[B, T, N, Hv]``; a row that sees no key is zeros.
+
+    Raises:
+        ProblemError: A shape or dtype does not fit.
+        ConfigError: ``config`` is not in the space of ``pallas_flex``.
+        UnknownNameError: There is no such implementation.
+    """
+    problem = _problem(query, key, value)
+    if mask_mod is None and block_mask is not None:
+        mask_mod = block_mask.mask_mod
+    if implementation not in ("default", "pallas_flex", "xla"):
+        raise UnknownNameError(
+            f"flex_attention has no implementation {implementation!r}; "
+            "it has: default, pallas_flex, xla"
+        )
+    if implementation == "default":
+        implementation = "pallas_flex" if jax.default_backend() == "gpu" else "xla"
+    scale = 1.0 / math.sqrt(problem.dim) if scale is None else float(scale)
+    if implementation == "xla":
+        return _plain(query, key, value, score_mod, mask_mod, scale, return_residual)
+    chosen = _config(problem, config)
+    if mask_mod is not None and block_mask is None:
+        block_mask = _block_mask(problem, mask_mod)
+    elif block_mask is not None and (block_mask.seq, block_mask.kv_seq) != (
+        problem.seq,
+        problem.kv_seq,
+    ):
+        raise ProblemError(
+            f"block_mask was made for {block_mask.seq} queries and {block_mask.kv_seq} keys, "
+            f"this call has {problem.seq} and {problem.kv_seq}; make one for these"
+        )
+    return pallas_flex.attend_flexibly(
+        query,
+        key,
+        value,
+        score_mod,
+        mask_mod,
+        block_mask,
+        scale=scale,
+        return_residual=return_residual,
+        config=chosen,
+    )
+
+
+def _problem(query: Array, key: Array, value: Array) -> Problem:
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if array.ndim != 4:
+            raise ProblemError(f"{name} must be [B, T, N, H], got shape {list(array.shape)}")
+        if array.dtype != query.dtype:
+            raise ProblemError(
+                f"{name} has dtype {array.dtype} but query has {query.dtype}; cast them alike"
+            )
+    batch, seq, heads, dim = query.shape
+    if key.shape[0] != batch or key.shape[3] != dim or value.shape[:3] != key.shape[:3]:
+        raise ProblemError(
+            f"key {list(key.shape)} and value {list(value.shape)} do not go with query "
+            f"{list(query.shape)}: they must be [{batch}, S, K, {dim}] and [{batch}, S, K, Hv]"
+        )
+    return Problem.make(
+        "attention",
+        seq=seq,
+        kv_seq=key.shape[1],
+        dim=dim,
+        value_dim=value.shape[3],
+        dtype=str(query.dtype),
+        batch=batch,
+        heads=heads,
+        kv_heads=key.shape[2],
+        mode="fwd_bwd",
+    )
+
+
+def _config(problem: Problem, config: Mapping[str, Value] | None) -> Mapping[str, Value]:
+    implementation, device = pallas_flex.IMPLEMENTATION, current_device()
+    chosen = {**implementation.default_config(problem, device), **(config or {})}
+    reason = implementation.refusal(problem, device, chosen)
+    if reason is not None:
+        raise ConfigError(f"config={dict(config or {})!r} does not fit pallas_flex: {reason}")
+    return chosen
+
+
+def _block_mask(problem: Problem, mask_mod: Mod) -> BlockMask:
+    """The blocks of a mask, for each batch entry and head only where it depends on them."""
+    batch, heads = _varying(problem, mask_mod)
+    return create_block_mask(mask_mod, batch, heads, problem.seq, problem.kv_seq)
+
+
+def _varying(problem: Problem, mask_mod: Mod) -> tuple[int | None, int | None]:
+    """Batch and heads where a mask depends on them, otherwise None."""
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    jaxpr = jax.make_jaxpr(mask_mod)(*[index] * 4).jaxpr
+    used = {id(v) for eqn in jaxpr.eqns for v in eqn.invars}
+    b, h = (id(v) in used for v in jaxpr.invars[:2])
+    return (problem.batch if b else None), (problem.heads if h else None)
+
+
+def _plain(
+    query: Array,
+    key: Array,
+    value: Array,
+    score_mod: Mod | None,
+    mask_mod: Mod | None,
+    scale: float,
+    return_residual: bool,
+) -> Any:
+    """The same with all scores in memory, as jax differentiates it."""
+    (batch, seq, heads, _), (kv_seq, kv_heads) = query.shape, key.shape[1:3]
+    mods, arrays = Mods.split(score_mod, mask_mod)
+    score_mod, mask_mod = mods.joined(jax.lax.stop_gradient(arrays))
+    b = jnp.arange(batch, dtype=jnp.int32)[:, None, None, None]
+    h = jnp.arange(heads, dtype=jnp.int32)[None, :, None, None]
+    q = jnp.arange(seq, dtype=jnp.int32)[None, None, :, None]
+    k = jnp.arange(kv_seq, dtype=jnp.int32)[None, None, None, :]
+    key, value = (jnp.repeat(array, heads // kv_heads, axis=2) for array in (key, value))
+    scores = scale * jnp.einsum("btnh,bsnh->bnts", query, key, preferred_element_type=jnp.float32)
+    if score_mod is not None:
+        scores = score_mod(scores, b, h, q, k).astype(jnp.float32)
+    if mask_mod is not None:
+        scores = jnp.where(mask_mod(b, h, q, k), scores, -jnp.inf)
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    empty = top == -jnp.inf
+    weights = jnp.exp(scores - jnp.where(empty, 0.0, top))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights = weights / jnp.where(empty, 1.0, total)
+    out = jnp.einsum("bnts,bsnh->btnh", weights.astype(value.dtype), value)
+    if not return_residual:
+        return out
+    lse = jnp.where(empty, -jnp.inf, jnp.where(empty, 0.0, top) + jnp.log(total))
+    return out, jax.lax.stop_gradient(lse[..., 0].swapaxes(1, 2).astype(out.dtype))
