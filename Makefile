@@ -12,7 +12,7 @@ tune: $(VENV)/installed
 	$(BIN)/shapetune demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 tests
+	SHAPETUNE_TEST_AOT=$(VENV)/aot $(BIN)/python -m pytest -n auto --maxprocesses 8 tests
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -38,6 +38,10 @@ $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev$(EXTRA)]'
 	mkdir -p $(VENV)/lint && ln -sfn ../.. $(VENV)/lint/shapetune
+	# XLA's CUDA compiler, beside the environment: inside, jax would look for a driver.
+	-version=$$($(BIN)/python -c 'import jax; print(jax.__version__)') && \
+	  $(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/aot \
+	    jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
 	touch $@
 
 clean:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 from .cache.errors import ShapetuneError
 from .cache.key import Problem
-from .kernels.attention import attention
+from .kernels.attention import attention, flex_attention
 from .kernels.default import Decision, explain, load, reload, use_cache
+from .kernels.linear_attention import linear_attention
 
 if TYPE_CHECKING:
     from .autotune import tune
@@ -24,6 +25,8 @@ __all__ = [
     "__version__",
     "attention",
     "explain",
+    "flex_attention",
+    "linear_attention",
     "load",
     "reload",
     "tune",

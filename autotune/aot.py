@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 
-from ..cache.errors import ShapetuneError, TargetError
+from ..cache.errors import TargetError, UnsupportedError
 from ..cache.key import Candidate, Problem
 from ..kernels.op import get_op
 from . import measure
@@ -107,11 +107,17 @@ def targeting(target: Target) -> Iterator[Callable[..., Any]]:
 
 
 def compile_candidate(target: Target, problem: Problem, candidate: Candidate) -> Compilation:
-    """Compiles one candidate for a target, in this process; never raises for what it does."""
+    """Compiles one candidate for a target, in this process; never raises for what it does.
+
+    The config need not be in the implementation's space, so that the space's own
+    rules can be checked.
+    """
     started = time.perf_counter()
     try:
         op = get_op(problem.op)
-        op.require(problem, target.device, candidate)
+        reason = op.implementation(candidate.implementation).supports(problem, target.device)
+        if reason is not None:
+            raise UnsupportedError(reason)
         shapes = op.abstract_inputs(problem)
         function = measure.program(op, problem, candidate, shapes)
         arguments = measure.arguments(problem, shapes)
@@ -143,7 +149,7 @@ def _failure(error: Exception) -> dict[str, Any]:
     exceeded = _EXCEEDED.search(words)
     if exceeded:
         return {"status": "out_of_memory", "shared_bytes": int(exceeded[1]), "note": words}
-    unsupported = isinstance(error, ShapetuneError)
+    unsupported = isinstance(error, UnsupportedError)
     return {"status": "unsupported" if unsupported else "compile_error", "note": words}
 
 

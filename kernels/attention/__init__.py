@@ -2,24 +2,28 @@
 
 from ...cache.key import Candidate, Device, Problem
 from ..op import Op, register_op
-from . import blockwise, cudnn, mosaic, pallas_mha, tokamax, xla
+from . import blockwise, cudnn, mosaic, pallas_flex, pallas_mha, tokamax, xla
 from .api import attention
+from .flex import flex_attention
 from .problem import HARD_INPUTS, canonical, flops, make_inputs, shapes, static_arguments, traffic
 from .reference import expect
 
-__all__ = ["attention"]
+__all__ = ["attention", "flex_attention"]
 
 #: Scores of more bytes than this leave the processor's caches, and blocks pay.
 _BLOCKS_PAY_BYTES = 2**25
 
 
 def _heuristic(problem: Problem, device: Device) -> Candidate:
-    """Plain XLA while the scores are small, blocks once they are not."""
-    blocks = blockwise.IMPLEMENTATION
-    too_large = xla.IMPLEMENTATION.supports(problem, device) is not None
+    """The vendor's kernel where there is one; else plain XLA while the scores are
+    small, and a kernel that never holds them all once they are not."""
     large = xla.scores_bytes(problem) > _BLOCKS_PAY_BYTES
-    if (large or too_large) and blocks.supports(problem, device) is None:
-        return Candidate(blocks.name, blocks.default_config(problem, device))
+    order = [cudnn]
+    order += [pallas_mha, blockwise, xla] if large else [xla, pallas_mha, blockwise]
+    for module in order:
+        one = module.IMPLEMENTATION
+        if one.automatic(problem, device) and one.supports(problem, device) is None:
+            return Candidate(one.name, one.default_config(problem, device))
     return Candidate(xla.IMPLEMENTATION.name)
 
 
@@ -39,5 +43,5 @@ ATTENTION = register_op(
         canonical=canonical,
     )
 )
-for _module in (xla, blockwise, pallas_mha, cudnn, mosaic, tokamax):
+for _module in (xla, blockwise, pallas_mha, pallas_flex, cudnn, mosaic, tokamax):
     ATTENTION.register(_module.IMPLEMENTATION)

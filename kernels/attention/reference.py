@@ -67,7 +67,11 @@ def _expect_slice(problem: Problem, inputs: Inputs, batch: int, kv_head: int) ->
         one = _take(inputs, batch, head, kv_head)
         out = np.zeros((len(rows), problem.value_dim))
         query_gradient = np.zeros((problem.seq, problem.dim))
-        bias_gradient = np.zeros((problem.seq, problem.kv_seq)) if training and _own_bias(problem, inputs) else None
+        bias_gradient = (
+            np.zeros((problem.seq, problem.kv_seq))
+            if training and _own_bias(problem, inputs)
+            else None
+        )
         for start in range(0, len(rows), _STRETCH):
             at = rows[start : start + _STRETCH]
             weights = _softmax(problem, one, at)
@@ -118,7 +122,9 @@ def _take(inputs: Inputs, batch: int, head: int, kv_head: int) -> _Slice:
         bias=pair(bias),
         mask=pair(mask),
         query_length=query.shape[1] if query_lengths is None else int(query_lengths[batch]),
-        key_value_length=key.shape[1] if key_value_lengths is None else int(key_value_lengths[batch]),
+        key_value_length=key.shape[1]
+        if key_value_lengths is None
+        else int(key_value_lengths[batch]),
     )
 
 

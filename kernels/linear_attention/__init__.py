@@ -4,7 +4,7 @@ from ...cache.key import Candidate, Device, Problem
 from ..op import Op, register_op
 from . import chunked, pallas, pallas_scanbwd, scan
 from .api import linear_attention
-from .problem import HARD_INPUTS, expect, flops, make_inputs, static_arguments, traffic
+from .problem import HARD_INPUTS, canonical, expect, flops, make_inputs, static_arguments, traffic
 
 __all__ = ["linear_attention"]
 
@@ -27,6 +27,7 @@ LINEAR_ATTENTION = register_op(
         heuristic=_heuristic,
         baseline="scan",
         hard_inputs=tuple(HARD_INPUTS),
+        canonical=canonical,
     )
 )
 for _module in (scan, chunked, pallas, pallas_scanbwd):

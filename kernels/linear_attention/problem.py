@@ -101,6 +101,19 @@ def _check_arrays(query: Any, key: Any, value: Any) -> None:
         )
 
 
+def canonical(problem: Problem) -> Problem:
+    """The problem as a call makes it: causal, with one window that hides no more than all.
+
+    Raises:
+        ProblemError: kv_seq differs from seq, or the window has two sides.
+    """
+    if problem.kv_seq != problem.seq:
+        raise ProblemError(
+            f"kv_seq must equal seq in linear_attention, got {problem.kv_seq} and {problem.seq}"
+        )
+    return problem.replace(causal=True, window=min(window_of(problem), problem.seq - 1))
+
+
 def window_of(problem: Problem) -> int:
     """The window that the recurrence leaves out; -1, nothing, where none is given.
 

@@ -33,7 +33,9 @@ def check_agrees(problem, chosen, kind="normal", bar=None, slices=2):
     """Asserts that outputs, and in mode fwd_bwd gradients, are right within the bar."""
     outputs, inputs = run(problem, chosen, kind)
     expected = get_op(problem.op).expect(problem, inputs, slices)
-    worst = dict(zip((one.output for one in expected), verify.errors(outputs, expected), strict=True))
+    worst = dict(
+        zip((one.output for one in expected), verify.errors(outputs, expected), strict=True)
+    )
     limit = bar or BARS[problem.dtype]
     assert all(error <= limit for error in worst.values()), (problem.label, chosen.key, worst)
     assert all(np.isfinite(array).all() for array in outputs.values())

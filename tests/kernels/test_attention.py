@@ -26,7 +26,16 @@ NAMES = ("xla", "blockwise")
 
 def _grid():
     """A covering set: every pair of values of two fields occurs."""
-    shapes = [(1, 1), (33, 33), (129, 129), (600, 600), (1500, 1500), (33, 600), (600, 129), (1, 129)]
+    shapes = [
+        (1, 1),
+        (33, 33),
+        (129, 129),
+        (600, 600),
+        (1500, 1500),
+        (33, 600),
+        (600, 129),
+        (1, 129),
+    ]
     dtypes = itertools.cycle(["float32", "bfloat16", "float16"])
     heads = itertools.cycle([(8, 8), (8, 2), (8, 1), (2, 2)])
     dims = itertools.cycle([32, 64, 80, 128])
@@ -82,7 +91,11 @@ def test_harder_inputs_agree_with_float64(name, kind, dtype):
 
 def _arrays(seq=40, kv_seq=56, heads=4, kv_heads=2, dim=16, batch=2, seed=0):
     keys = jax.random.split(jax.random.key(seed), 3)
-    shapes = (batch, seq, heads, dim), (batch, kv_seq, kv_heads, dim), (batch, kv_seq, kv_heads, dim)
+    shapes = (
+        (batch, seq, heads, dim),
+        (batch, kv_seq, kv_heads, dim),
+        (batch, kv_seq, kv_heads, dim),
+    )
     return [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
 
 

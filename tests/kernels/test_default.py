@@ -11,7 +11,13 @@ import pytest
 
 import shapetune
 from shapetune.cache import Candidate, publish
-from shapetune.cache.errors import CacheError, ConfigError, ProblemError, UnknownNameError, UntunedError
+from shapetune.cache.errors import (
+    CacheError,
+    ConfigError,
+    ProblemError,
+    UnknownNameError,
+    UntunedError,
+)
 from shapetune.kernels import current_device, default, get_op
 
 from ..samples import problem, record
@@ -68,7 +74,9 @@ def test_a_record_of_another_batch_stands_in(own_cache):
 
 
 def test_the_nearest_length_stands_in_with_a_config_that_fits(own_cache):
-    _tuned(own_cache, seq=2048, chosen=Candidate("blockwise", {**_blocks().config, "block_q": 1024}))
+    _tuned(
+        own_cache, seq=2048, chosen=Candidate("blockwise", {**_blocks().config, "block_q": 1024})
+    )
     decision = _explain(seq=1100)
     assert decision.tier == "nearest"
     one = get_op("attention").implementation("blockwise")
