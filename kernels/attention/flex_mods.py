@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad
 
 from ..pallas import triton
 
@@ -122,35 +121,59 @@ class Mods:
 
     def __call__(self, refs: Mapping[str, Any]) -> Any:
         """The functions inside a kernel, which read the references ``mod0``, ``mod1``…"""
-        count = sum(leaf is _ARRAY for leaf in self.leaves)
-        return self.joined([_readable(refs[f"mod{i}"]) for i in range(count)])
+        return self.joined([_Lookup(ref) if ref.shape else ref[...] for ref in self._refs(refs)])
 
+    def of_score(self, refs: Mapping[str, Any], score: Array, *position: Any) -> Mod | None:
+        """The score function at some positions, as a function of the score alone.
 
-def _readable(ref: Any) -> Any:
-    return _Lookup(ref) if ref.shape else ref[...]
+        What it reads from arrays is read beforehand, since jax does not
+        differentiate a function that loads.
+        """
+        reads: list[Array] = []
+        recording = [_Lookup(r, reads) if r.shape else r[...] for r in self._refs(refs)]
+        score_mod = self.joined(recording)[0]
+        if score_mod is None:
+            return None
+        score_mod(score, *position)
+        replay = iter(reads)
+        ready = [_Replay(replay, r.shape) if r.shape else r[...] for r in self._refs(refs)]
+        again = self.joined(ready)[0]
+        return lambda score: again(score, *position)
+
+    def _refs(self, refs: Mapping[str, Any]) -> list[Any]:
+        return [refs[f"mod{i}"] for i in range(sum(leaf is _ARRAY for leaf in self.leaves))]
 
 
 class _Lookup:
     """An array in a kernel, read elementwise by indices that broadcast together."""
 
-    def __init__(self, ref: Any):
+    def __init__(self, ref: Any, reads: list[Array] | None = None):
         self._ref = ref
+        self._reads = reads
         self.shape = ref.shape
 
     def __getitem__(self, index: Any) -> Array:
         index = index if isinstance(index, tuple) else (index,)
-        parts = [jnp.asarray(part, jnp.int32) for part in index]
-        if len(parts) != len(self.shape):
-            raise IndexError(f"index all {len(self.shape)} axes of the array, got {len(parts)}")
+        if len(index) != len(self.shape):
+            raise IndexError(f"index all {len(self.shape)} axes of the array, got {len(index)}")
         # Positions beyond the sequence are asked for too, at ragged edges.
-        inside = [jnp.clip(p, 0, n - 1) for p, n in zip(parts, self.shape, strict=True)]
-        read = triton.load_flags if self._ref.dtype == jnp.bool_ else triton.load
-        return read(self._ref, tuple(map(_position, jnp.broadcast_arrays(*inside))))
+        inside = [
+            jnp.clip(jnp.asarray(part, jnp.int32), 0, size - 1)
+            for part, size in zip(index, self.shape, strict=True)
+        ]
+        load = triton.load_flags if self._ref.dtype == jnp.bool_ else triton.load
+        read = load(self._ref, tuple(jnp.broadcast_arrays(*inside)))
+        if self._reads is not None:
+            self._reads.append(read)
+        return read
 
 
-def _position(index: Any) -> Any:
-    # A position has no derivative, but jax hands it in with a zero one, which
-    # loads do not take.
-    while isinstance(index, ad.JVPTracer):
-        index = index.primal
-    return index
+class _Replay:
+    """Gives again, in order, what the lookups of a function have read."""
+
+    def __init__(self, reads: Iterator[Array], shape: tuple[int, ...]):
+        self._reads = reads
+        self.shape = shape
+
+    def __getitem__(self, index: Any) -> Array:
+        return next(self._reads)

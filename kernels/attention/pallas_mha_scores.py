@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..pallas import triton
+from .flex_mods import Mod, Mods
 
 Array = jax.Array
 Index = triton.Index
 Refs = Mapping[str, Any]
-Mod = Callable[..., Any]
 
 #: exp(x) = exp2(x · log2 e); the hardware has exp2 alone.
 LOG2E = math.log2(math.e)
@@ -76,8 +76,7 @@ class Scores:
         scale: Factor of the products of queries and keys.
         left: Keys that a query sees before its own position; None for all.
         right: Keys that a query sees after its own position; None for all.
-        mods: Gives the score and the mask function from the references of a
-            program; None where there is neither.
+        mods: The score and the mask function; None where there is neither.
     """
 
     seq: int
@@ -85,7 +84,7 @@ class Scores:
     scale: float
     left: int | None = None
     right: int | None = None
-    mods: Callable[[Refs], tuple[Mod | None, Mod | None]] | None = None
+    mods: Mods | None = None
 
     def of(self, refs: Refs, products: Array, tile: Tile) -> tuple[Array, float]:
         """Scores from the products of queries and keys.
@@ -105,21 +104,16 @@ class Scores:
 
     def gradient(self, refs: Refs, products: Array, tile: Tile, upstream: Array) -> Array:
         """The gradient by the scaled products, from that by the scores."""
-        score_mod, _ = self._mods(refs)
+        if self.mods is None:
+            return upstream
+        scaled = products * self.scale
+        position = (tile.batch, tile.head, tile.rows, tile.columns)
+        score_mod = self.mods.of_score(refs, scaled, *position)
         if score_mod is None:
             return upstream
         # Each score depends on its own product alone, so a directional
         # derivative is the gradient.
-        _, slope = jax.jvp(
-            lambda one: score_mod(one, tile.batch, tile.head, tile.rows, tile.columns),
-            (products * self.scale,),
-            (upstream,),
-        )
-        return slope
-
-    def always_masked(self, refs: Refs) -> bool:
-        """Whether any tile may hide a key, wherever it lies."""
-        return "mask" in refs
+        return jax.jvp(score_mod, (scaled,), (upstream,))[1]
 
     def may_be_empty(self, refs: Refs) -> bool:
         """Whether a row of a tile that is not masked may be all -inf."""
