@@ -12,7 +12,8 @@ from ._version import __version__
 from .cache.errors import ShapetuneError
 from .cache.key import Problem
 from .kernels.attention import attention, flex_attention
-from .kernels.default import Decision, explain, load, reload, use_cache
+from .kernels.decision import Decision
+from .kernels.default import explain, load, reload, use_cache
 from .kernels.linear_attention import linear_attention
 
 if TYPE_CHECKING:

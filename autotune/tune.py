@@ -25,6 +25,7 @@ from ..cache.errors import ShapetuneError
 from ..cache.key import Candidate, Device, Problem
 from ..cache.record import Comparison, Provenance, Record, Trial, Verification
 from ..kernels import default
+from ..kernels.decision import versions
 from ..kernels.device import current_device
 from ..kernels.op import Op, get_op
 from .measure import Effort
@@ -173,7 +174,7 @@ def _problem(op: str, one: Problem | Mapping[str, Any]) -> Problem:
 
 def _known(op: Op, known: store.RecordSet, device: Device, problem: Problem) -> Record | None:
     """The record that a problem has already, made with the versions in use."""
-    return next(iter(rank(known.exact(device, problem), default.versions(op), "strict")), None)
+    return next(iter(rank(known.exact(device, problem), versions(op), "strict")), None)
 
 
 def _tune_one(

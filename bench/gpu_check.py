@@ -6,6 +6,7 @@ given a share of the time, and what it found is kept if a later one fails.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -46,7 +47,17 @@ def problems() -> list[Problem]:
 
 def tests(seconds: float) -> dict[str, Any]:
     """The outcome of the tests marked gpu."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", TESTS]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        str(TESTS),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as late:
@@ -137,7 +148,8 @@ def _calls(problem: Problem) -> dict[str, Callable[[], Any]]:
         return {"their_ms": theirs_ms, "our_ms": ours_ms, "ratio": [ratio, low, high]}
 
     def jax_nn(implementation: str) -> Callable[..., Any]:
-        return lambda *a, **k: jax.nn.dot_product_attention(*a, **k, implementation=implementation)
+        attend: Any = jax.nn.dot_product_attention
+        return functools.partial(attend, implementation=implementation)
 
     return {
         "chosen": lambda: default.explain_problem(problem).candidate.key,

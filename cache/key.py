@@ -275,7 +275,9 @@ class Device:
         """The device that ``to_map`` described; anything else is refused."""
         if not isinstance(fields, Mapping):
             raise ProblemError(f"a device must be a map, got {type(fields).__name__}")
-        kinds = {f.name: (int if f.default == 0 else str) for f in dataclasses.fields(cls)}
+        kinds: dict[str, Any] = {
+            f.name: (int if f.default == 0 else str) for f in dataclasses.fields(cls)
+        }
         if set(fields) != set(kinds):
             raise ProblemError(
                 f"a device has the fields {sorted(kinds)}, got {sorted(map(str, fields))}"

@@ -2,7 +2,8 @@
 
 from . import attention as _attention  # noqa: F401  (registers the op)
 from . import linear_attention as _linear_attention  # noqa: F401  (likewise)
-from .default import Decision, explain, load, reload, use_cache
+from .decision import Decision
+from .default import explain, load, reload, use_cache
 from .device import current_device
 from .op import Expected, Implementation, Inputs, Op, Space, get_op, ops, register_op
 

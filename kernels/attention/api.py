@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...cache.errors import ConfigError, ProblemError
+from ...cache.errors import ProblemError
 from ...cache.key import Value
 from .. import default
+from ..arguments import as_arrays, check_config
 from ..op import get_op
 from .problem import NAMES, problem_of
 
@@ -90,7 +91,7 @@ def attention(
         served = static = None
     arrays = (query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths)
     if served is None:
-        arrays = _as_arrays(arrays)
+        arrays = as_arrays(NAMES, arrays)
         scale, arrays = _as_number(scale, arrays)
         served = _prepare(
             arrays, scale, is_causal, local_window_size, implementation, config, return_residual
@@ -98,18 +99,6 @@ def attention(
         if static is not None:
             memo[static] = served
     return served(*arrays)
-
-
-def _as_arrays(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    out = []
-    for name, one in zip(NAMES, arrays, strict=True):
-        try:
-            out.append(None if one is None else jnp.asarray(one))
-        except (TypeError, ValueError) as error:
-            raise ProblemError(
-                f"{name} must be an array, got {type(one).__name__}: {error}"
-            ) from None
-    return tuple(out)
 
 
 def _as_number(scale: Any, arrays: tuple[Any, ...]) -> tuple[float | None, tuple[Any, ...]]:
@@ -143,8 +132,7 @@ def _prepare(
     window = _checked_window(window)
     if not isinstance(is_causal, bool | np.bool_):
         raise ProblemError(f"is_causal must be True or False, got {is_causal!r}")
-    if config is not None and not isinstance(config, Mapping):
-        raise ConfigError(f"config must map parameter names to values, got {config!r}")
+    check_config(config)
     ranks = {name: a.ndim for name, a in zip(NAMES[:3], arrays, strict=False)}
     if set(ranks.values()) not in ({3}, {4}):
         raise ProblemError(

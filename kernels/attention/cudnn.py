@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ...cache.key import Config, Device, Problem
 from ..op import Implementation
-from .masks import finite_bias, sees_a_key, zero_blind_rows
+from .masks import finite_bias, zero_blind_rows
 from .problem import feature_axes
 
 Array = jax.Array
@@ -32,7 +32,8 @@ def cudnn(
     config: Config,
 ) -> Any:
     """Attention by cuDNN. Shapes as in ``shapetune.attention``."""
-    result = jax.nn.dot_product_attention(
+    attend: Any = jax.nn.dot_product_attention  # its overloads do not name every call
+    result = attend(
         query,
         key,
         value,
@@ -46,11 +47,10 @@ def cudnn(
         implementation="cudnn",
         return_residual=return_residual,
     )
-    sees = sees_a_key(
-        query.shape[1], key.shape[1], bias, mask, query_seq_lengths, key_value_seq_lengths,
+    return zero_blind_rows(
+        result, query, key, bias, mask, query_seq_lengths, key_value_seq_lengths,
         is_causal, local_window_size,
     )  # fmt: skip
-    return zero_blind_rows(result, sees)
 
 
 @functools.cache

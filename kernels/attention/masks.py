@@ -17,7 +17,35 @@ def finite_bias(bias: Array | None) -> Array | None:
     )
 
 
-def sees_a_key(
+def zero_blind_rows(
+    result: Any,
+    query: Array,
+    key: Array,
+    bias: Array | None,
+    mask: Array | None,
+    query_seq_lengths: Array | None,
+    key_value_seq_lengths: Array | None,
+    is_causal: bool,
+    window: tuple[int, int] | None,
+) -> Any:
+    """The result with zeros in rows that see no key, and -inf as their log-sum-exp.
+
+    Args:
+        result: ``[B, T, N, Hv]``, or a pair of that and the log-sum-exp ``[B, T, N]``.
+        query: ``[B, T, N, H]``; the other arguments are those of the same call.
+    """
+    sees = _sees_a_key(
+        query.shape[1], key.shape[1], bias, mask, query_seq_lengths, key_value_seq_lengths,
+        is_causal, window,
+    )  # fmt: skip
+    if sees is None:
+        return result
+    out, residual = result if isinstance(result, tuple) else (result, None)
+    out = jnp.where(sees[..., None], out, jnp.zeros((), out.dtype))
+    return out if residual is None else (out, jnp.where(sees, residual, -jnp.inf))
+
+
+def _sees_a_key(
     seq: int,
     kv_seq: int,
     bias: Array | None,
@@ -48,17 +76,3 @@ def sees_a_key(
     if bias is not None:
         seen &= bias != -jnp.inf
     return seen.any(-1).swapaxes(1, 2)
-
-
-def zero_blind_rows(result: Any, sees: Array | None) -> Any:
-    """The result with zeros in rows that see no key, and -inf as their log-sum-exp.
-
-    Args:
-        result: ``[B, T, N, Hv]``, or a pair of that and the log-sum-exp ``[B, T, N]``.
-        sees: As ``sees_a_key`` gives it.
-    """
-    if sees is None:
-        return result
-    out, residual = result if isinstance(result, tuple) else (result, None)
-    out = jnp.where(sees[..., None], out, jnp.zeros((), out.dtype))
-    return out if residual is None else (out, jnp.where(sees, residual, -jnp.inf))

@@ -39,8 +39,8 @@ def mosaic(
     """
     from jax.experimental.pallas.ops.gpu import attention_mgpu
 
-    blocks = {name: int(size) for name, size in config.items()}
-    backward = {
+    blocks: dict[str, Any] = {name: int(size) for name, size in config.items()}
+    backward: dict[str, Any] = {
         f"{block}_{kernel}": blocks.pop(f"{block}_bwd", None)
         for block in ("block_q", "block_kv")
         for kernel in ("dq", "dkv")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ...cache.key import Config, Device, Problem
 from ..op import Implementation
-from .masks import finite_bias, sees_a_key, zero_blind_rows
+from .masks import finite_bias, zero_blind_rows
 
 Array = jax.Array
 
@@ -56,11 +56,10 @@ def xla(
     else:
         result = attend(*widened)
     result = jax.tree.map(lambda r: r[..., :value_dim] if r.ndim == 4 else r, result)
-    sees = sees_a_key(
-        query.shape[1], key.shape[1], bias, mask, query_seq_lengths, key_value_seq_lengths,
+    return zero_blind_rows(
+        result, query, key, bias, mask, query_seq_lengths, key_value_seq_lengths,
         is_causal, local_window_size,
     )  # fmt: skip
-    return zero_blind_rows(result, sees)
 
 
 def _in_float32(attend: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from ...cache.errors import ConfigError, ProblemError
 from ...cache.key import Value
 from .. import default
+from ..arguments import as_arrays, check_config
 from ..op import get_op
 from .problem import NAMES, problem_of
 
@@ -79,23 +78,11 @@ def linear_attention(
         served = static = None
     arrays = (query, key, value, initial_state)
     if served is None:
-        arrays = _as_arrays(arrays)
+        arrays = as_arrays(NAMES, arrays)
         served = _prepare(arrays, window_size, feature_map, implementation, config)
         if static is not None:
             memo[static] = served
     return served(*arrays)
-
-
-def _as_arrays(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    out = []
-    for name, one in zip(NAMES, arrays, strict=True):
-        try:
-            out.append(None if one is None else jnp.asarray(one))
-        except (TypeError, ValueError) as error:
-            raise ProblemError(
-                f"{name} must be an array, got {type(one).__name__}: {error}"
-            ) from None
-    return tuple(out)
 
 
 def _prepare(
@@ -106,8 +93,7 @@ def _prepare(
     config: Mapping[str, Value] | None,
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """The function of the arrays that serves calls of this shape."""
-    if config is not None and not isinstance(config, Mapping):
-        raise ConfigError(f"config must map parameter names to values, got {config!r}")
+    check_config(config)
     problem = problem_of(arrays, window_size=window_size, feature_map=feature_map)
     chosen = default.prepare(get_op("linear_attention"), problem, implementation, config)
     # Inlined where it is traced: the compiled program holds the chosen call alone.

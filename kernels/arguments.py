@@ -1,0 +1,37 @@
+"""Checks of call arguments that the ops share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..cache.errors import ConfigError, ProblemError
+
+
+def as_arrays(names: Sequence[str], arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments as arrays; None stays None.
+
+    Raises:
+        ProblemError: One cannot be made an array.
+    """
+    out = []
+    for name, one in zip(names, arrays, strict=True):
+        try:
+            out.append(None if one is None else jnp.asarray(one))
+        except (TypeError, ValueError) as error:
+            raise ProblemError(
+                f"{name} must be an array, got {type(one).__name__}: {error}"
+            ) from None
+    return tuple(out)
+
+
+def check_config(config: Any) -> None:
+    """Refuses a config that does not map names to values.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"config must map parameter names to values, got {config!r}")
