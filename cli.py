@@ -161,6 +161,10 @@ def _problems(op: str, fields: dict[str, Any]) -> list[Any]:
 @click.option("--again", is_flag=True, help="Tune also what is tuned already.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--storage", help="Keep Optuna's studies: a database URL or a journal file.")
+@click.option(
+    "--target",
+    help="Compile each candidate for this target before it may cost GPU time; see check.",
+)
 @_cache_option
 @_json_option
 def tune(
@@ -171,6 +175,7 @@ def tune(
     again: bool,
     seed: int,
     storage: str | None,
+    target: str | None,
     cache: Path | None,
     as_json: bool,
     **fields: Any,
@@ -192,6 +197,7 @@ def tune(
         implementations=implementation or (),
         seed=seed,
         storage=storage,
+        target=target,
     )
     with _display() as (console, listener):
         records = run(op, problems, cache=cache, options=options, listener=listener)

@@ -25,6 +25,7 @@ import jax
 
 from ..cache.errors import TargetError, UnsupportedError
 from ..cache.key import Candidate, Problem
+from ..cache.record import Trial
 from ..kernels.op import get_op
 from . import measure
 from .targets import CARD_OF_CAPABILITY, Target
@@ -197,22 +198,67 @@ def _run_pool(
     hear: Callable[[int, Compilation], None],
 ) -> bool:
     """Runs tasks in a fresh pool; False if a process of it died."""
-    context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(
-        min(jobs, len(indices)) or 1, mp_context=context, initializer=_start_worker
-    )
+    pool = _new_pool(min(jobs, len(indices)) or 1)
     try:
         futures = {pool.submit(compile_candidate, *tasks[i]): i for i in indices}
         limit = TIMEOUT_S * (1 + len(indices) / jobs)
         for future in concurrent.futures.as_completed(futures, timeout=limit):
             hear(futures[future], future.result())
     except (BrokenProcessPool, TimeoutError):
-        for process in list((pool._processes or {}).values()):
-            process.kill()
+        _kill(pool)
         return False
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return True
+
+
+def _new_pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=_start_worker
+    )
+
+
+def _kill(pool: concurrent.futures.ProcessPoolExecutor) -> None:
+    # A compiler that hangs does not hear of a shutdown.
+    for process in list((pool._processes or {}).values()):
+        process.kill()
+
+
+class Guard:
+    """Keeps candidates that do not compile for a target from costing time on the GPU.
+
+    Args:
+        target: What to compile for; the card at hand, if it is known.
+
+    Raises:
+        TargetError: The compiler is not installed.
+    """
+
+    def __init__(self, target: Target) -> None:
+        require_compiler()
+        self._target = target
+        self._pool = _new_pool(1)
+
+    def __call__(self, problem: Problem, candidate: Candidate) -> Trial | None:
+        """The trial that a candidate fails without being run, or None if it compiles."""
+        task = (self._target, problem, candidate)
+        try:
+            found = self._pool.submit(compile_candidate, *task).result(timeout=TIMEOUT_S)
+        except (BrokenProcessPool, TimeoutError) as error:
+            _kill(self._pool)
+            self._pool = _new_pool(1)
+            status = "timed_out" if isinstance(error, TimeoutError) else "crashed"
+            return Trial(candidate, status, note=f"compiling for {self._target.key}: {status}")
+        if found.status == "ok":
+            return None
+        note = f"compiling for {self._target.key}: {found.note}"
+        return Trial(candidate, found.status, compile_s=found.seconds, note=note)
+
+    def close(self) -> None:
+        """Ends its process."""
+        _kill(self._pool)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _start_worker() -> None:

@@ -28,8 +28,10 @@ from ..kernels import default
 from ..kernels.decision import versions
 from ..kernels.device import current_device
 from ..kernels.op import Op, get_op
+from .aot import Guard, require_compiler
 from .measure import Effort
 from .search import Search, candidates, new_study
+from .targets import target
 from .trial import Bench, best_of
 
 #: Candidates that go on from the search to the races against the heuristic.
@@ -47,6 +49,8 @@ class Options:
         implementations: Names to consider; all usable ones if empty.
         seed: Of the inputs and of the search.
         storage: Where Optuna keeps its studies; None for memory.
+        target: Key of the target to compile each candidate for, apart from the
+            GPU, before it is tried; None to try it at once.
         pairs: Paired samples in the final comparison.
         rounds: Samples of each finalist when one of them is picked.
         effort: How long to time a trial.
@@ -58,6 +62,7 @@ class Options:
     implementations: tuple[str, ...] = ()
     seed: int = 0
     storage: str | None = None
+    target: str | None = None
     pairs: int = 15
     rounds: int = 7
     effort: Effort = dataclasses.field(default_factory=Effort)
@@ -120,6 +125,7 @@ def tune(
 
     Raises:
         UnknownNameError: No such op or implementation.
+        TargetError: No such target, or no compiler for it.
         ProblemError: A problem's field is out of range.
         CacheError: The folder cannot be written.
 
@@ -134,6 +140,9 @@ def tune(
     store.check_writable(place)
     for name in options.implementations:
         found.implementation(name)
+    if options.target is not None:
+        target(options.target)
+        require_compiler()
     listener.run_started(planned, options)
     device = current_device()
     known = store.load([place], device)
@@ -195,7 +204,12 @@ def _tune_one(
     search = Search(pool, seeds, options.trials, options.seed, study)
     listener.problem_started(index, problem, search.total)
     bench = Bench(op, problem, device, options.seed, options.effort)
-    trials = _search(search, bench, options.budget, listener)
+    guard = Guard(target(options.target)) if options.target else None
+    try:
+        trials = _search(search, bench, options.budget, listener, guard)
+    finally:
+        if guard is not None:
+            guard.close()
     if trials[0].status != "ok":
         listener.problem_failed(
             index, problem, f"the heuristic {heuristic.key}: {trials[0].status}, {trials[0].note}"
@@ -233,13 +247,16 @@ def _seeds(op: Op, known: store.RecordSet, device: Device, problem: Problem) -> 
     return seeds
 
 
-def _search(search: Search, bench: Bench, budget: float, listener: Listener) -> list[Trial]:
+def _search(
+    search: Search, bench: Bench, budget: float, listener: Listener, guard: Guard | None
+) -> list[Trial]:
     trials: list[Trial] = []
     deadline = time.perf_counter() + budget
     for candidate in search:
         listener.trial_started(candidate)
         best = best_of(trials)
-        trial = bench.trial(candidate, best.median_ms if best else None)
+        failed = guard(bench.problem, candidate) if guard is not None else None
+        trial = failed or bench.trial(candidate, best.median_ms if best else None)
         search.tell(candidate, trial)
         trials.append(trial)
         listener.trial_done(trial, best_of(trials))

@@ -78,6 +78,8 @@ def test_show_can_be_asked_for_one_op_and_says_when_there_is_nothing(own_cache):
             ["zzz", "xla"],
         ),
         (["tune", "attention", "--seq", "8", "--dim", "8", "--storage", "bad://x"], ["bad://x"]),
+        (["tune", "attention", "--seq", "8", "--dim", "8", "--target", "b200"], ["b200", "h100"]),
+        (["check", "attention", "--seq", "8", "--dim", "8", "--target", "b200"], ["b200", "h100"]),
         (["explain", "attention", "--seq", "8", "--dim", "8", "--mode", "bwd"], ["bwd", "fwd_bwd"]),
     ],
 )

@@ -107,6 +107,19 @@ def test_temporary_memory_is_that_of_the_real_card_or_less(compiler):
             assert one.temp_mb <= row["xla_temp_mb"] * 1.001, told
 
 
+def test_a_guard_stops_what_does_not_compile_and_lets_the_rest_pass(compiler):
+    about = _problem()
+    good = _default(about, "pallas_mha")
+    guard = aot.Guard(CARD)
+    try:
+        assert guard(about, good) is None
+        failed = guard(about, Candidate("pallas_mha", {**good.config, "block_q": 7}))
+    finally:
+        guard.close()
+    assert failed.status == "compile_error"
+    assert "rtx3090" in failed.note
+
+
 def test_a_plan_spans_targets_and_can_be_sampled():
     about = [_problem(), _problem(seq=1500)]
     tasks = check.plan(about, ["rtx3090", "h100"], sample=7, seed=1)
