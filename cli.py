@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,7 +223,10 @@ def _display() -> Iterator[tuple[Any, Any]]:
             yield console, PlainDisplay(console)
     except KeyboardInterrupt:
         console.print("Stopped. Every problem finished so far is kept; run again to go on.")
-        sys.exit(130)
+        sys.stdout.flush()
+        # XLA may still be running the interrupted call, and crashes if the
+        # interpreter's orderly end frees what that call uses.
+        os._exit(130)
 
 
 def _print_records(records: list[Any], as_json: bool, console: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ._blockwise_forward import NEVER, scaled_queries
+from ._blockwise_forward import NEVER, Exp, scaled_queries
 from ._blockwise_tiles import (
     Index,
     Layout,
@@ -36,6 +36,7 @@ def backward(
     layout: Layout,
     scale: float,
     compute: Any,
+    exp: Exp,
     arrays: tuple[Any, ...],
     saved: tuple[Array, Array],
     grad_out: Array,
@@ -49,7 +50,7 @@ def backward(
     delta = jnp.einsum("btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32))
     # exp(score - inf) is 0: a row that saw no key gets no gradient.
     lse = jnp.where(lse == NEVER, jnp.inf, lse)
-    block = _KeyBlock(layout, scale, compute, arrays, lse, delta, grad_out)
+    block = _KeyBlock(layout, scale, compute, exp, arrays, lse, delta, grad_out)
     sizes = (layout.batch, layout.kv_heads // layout.tile_kv_heads, layout.columns.count)
 
     def body(step: Index, grads: Grads) -> Grads:
@@ -79,6 +80,7 @@ class _KeyBlock:
     layout: Layout
     scale: float
     compute: Any
+    exp: Exp
     arrays: tuple[Any, ...]
     lse: Array
     delta: Array
@@ -104,7 +106,10 @@ class _KeyBlock:
             sub, n = (0, n) if subgroups == 1 else (n // count, n % count)
             head = kv_head * layout.group + sub * layout.tile_group
             row_block = seen_by.nth_partial(n) if partial else seen_by.full_begin + n
-            seen = layout.visible(row_block, column_block, kv_length) if partial else None
+            seen = None
+            if partial:
+                row = layout.rows.start(row_block)
+                seen = layout.visible(row, layout.rows.block, column_block, kv_length)
             return self._tile(carry, (k, kt, v), (batch, head), row_block, column_block, seen)
 
         zeros = (jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32))
@@ -146,7 +151,7 @@ class _KeyBlock:
 
         scores = matmul(k, q, (1, 1)) * after
         scores = self._masked(scores, corner, bias, mask, seen)
-        weights = jnp.exp(scores - lse)
+        weights = self.exp(scores - lse)
         dv = dv + matmul(weights.astype(compute), do, (1, 0))
         slopes = weights * (matmul(v, do, (1, 1)) - delta)
         if dbias is not None:

@@ -6,6 +6,9 @@ the running sum is divided out once per block of queries, not at every step.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,15 +21,18 @@ from ._blockwise_tiles import (
     matmul,
     put_bthd,
     row_lengths,
+    switch,
     take_bthd,
     take_extra,
     unravel,
 )
 
+State = tuple[Array, ...]
+Exp = Callable[[Array], Array]
 NEVER = float("-inf")
 
 
-def forward(layout: Layout, scale: float, compute: Any, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
+def forward(layout: Layout, scale: float, compute: Any, exp: Exp, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
     """Output [B, T, N, Hv] in the dtype of the query, and log-sum-exp [B, N, T], float32.
 
     ``arrays`` are query, key, value, bias, mask, query and key lengths.
@@ -34,12 +40,13 @@ def forward(layout: Layout, scale: float, compute: Any, arrays: tuple[Any, ...])
     query, key, value, *_ = arrays
     units = layout.heads // layout.tile_heads
     sizes = (layout.batch, units, layout.rows.count)
+    block = _QueryBlock(layout, scale, compute, exp, arrays)
 
     def body(step: Index, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         out, lse = carry
         batch, unit, row_block = unravel(step, *sizes)
         head = unit * layout.tile_heads
-        tile, tile_lse = _query_block(layout, scale, compute, arrays, batch, head, row_block)
+        tile, tile_lse = block.attend(batch, head, row_block)
         row = layout.rows.start(row_block)
         out = put_bthd(out, tile, (batch, head, row))
         lse = lax.dynamic_update_slice(lse, tile_lse[None], (batch, head, row))
@@ -53,64 +60,118 @@ def forward(layout: Layout, scale: float, compute: Any, arrays: tuple[Any, ...])
     return loop(sizes[0] * sizes[1] * sizes[2], body, start)
 
 
-def _query_block(
-    layout: Layout,
-    scale: float,
-    compute: Any,
-    arrays: tuple[Any, ...],
-    batch: Index,
-    head: Index,
-    row_block: Index,
-) -> tuple[Array, Array]:
-    """Output [heads, block_q, Hv] and log-sum-exp [heads, block_q] of a block of queries."""
-    query, key, value, bias, mask, q_lengths, kv_lengths = arrays
-    heads, kv_heads, rows = layout.tile_heads, layout.tile_kv_heads, layout.tile_group
-    block_q, block_k = layout.rows.block, layout.columns.block
-    row = layout.rows.start(row_block)
-    kv_head = head // layout.group
-    kv_length = row_lengths(kv_lengths, batch)
+@dataclasses.dataclass(frozen=True)
+class _QueryBlock:
+    """The output of one block of queries, and of the heads of a tile."""
 
-    q, after = scaled_queries(query, (batch, head, row), (heads, block_q, query.shape[-1]), scale, compute)
-    q = q.reshape(*layout.stack, rows * block_q, -1)
-    tile_shape = (heads, block_q, block_k)
+    layout: Layout
+    scale: float
+    compute: Any
+    exp: Exp
+    arrays: tuple[Any, ...]
 
-    def step(column_block: Index, carry: tuple[Array, ...], partial: bool) -> tuple[Array, ...]:
-        top, total, acc = carry
-        column = layout.columns.start(column_block)
-        k = take_bthd(key, (batch, kv_head, column), (kv_heads, block_k, key.shape[-1]))
-        k = k.reshape(*layout.stack, block_k, -1).astype(compute)
-        v = take_bthd(value, (batch, kv_head, column), (kv_heads, block_k, value.shape[-1]))
-        v = v.reshape(*layout.stack, block_k, -1).astype(compute)
-        scores = matmul(q, k, (1, 1)) * after
-        seen = layout.visible(row_block, column_block, kv_length) if partial else None
-        scores = masked(scores, tile_shape, (batch, head, row, column), bias, mask, seen)
-        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+    def attend(self, batch: Index, head: Index, row_block: Index) -> tuple[Array, Array]:
+        """Output [heads, block_q, Hv] and log-sum-exp [heads, block_q]."""
+        layout = self.layout
+        query, _, value, *_, q_lengths, kv_lengths = self.arrays
+        kv_length = row_lengths(kv_lengths, batch)
+        row, block_q = layout.rows.start(row_block), layout.rows.block
+        size = (layout.tile_heads, block_q, query.shape[-1])
+        q, after = scaled_queries(query, (batch, head, row), size, self.scale, self.compute)
+        shape = (*layout.stack, *layout.folded, block_q)
+        q = q.reshape(*shape, -1)
+
+        def full(n: Index, carry: State) -> State:
+            column_block = ranges.full_begin + n
+            return self._tile(carry, q, after, (batch, head, row), 0, column_block, None)
+
+        def partial(n: Index, carry: State) -> State:
+            column_block = ranges.nth_partial(n)
+            branches = [
+                functools.partial(self._cut_tile, q, after, (batch, head, row), skip, kv_length)
+                for skip in layout.trims
+            ]
+            return switch(layout.trim(row_block, column_block), branches, column_block, carry)
+
+        ranges = layout.columns_seen(row_block, kv_length)
+        carry = (
+            jnp.full(shape, NEVER, jnp.float32),
+            jnp.zeros(shape, jnp.float32),
+            jnp.zeros((*shape, value.shape[-1]), jnp.float32),
+        )
+        carry = loop(ranges.partial, partial, loop(ranges.full, full, carry))
+        top, total, acc = (x.reshape(layout.tile_heads, block_q, *x.shape[len(shape) :]) for x in carry)
+        empty = total == 0.0
+        out = acc * jnp.where(empty, 0.0, 1.0 / total)[..., None]
+        lse = jnp.where(empty, NEVER, top + jnp.log(total))
+        if q_lengths is not None:
+            inside = row + jnp.arange(block_q) < row_lengths(q_lengths, batch)
+            out = jnp.where(inside[None, :, None], out, 0.0)
+            lse = jnp.where(inside, lse, NEVER)
+        return out, lse
+
+    def _cut_tile(
+        self,
+        q: Array,
+        after: float,
+        start: tuple[Index, ...],
+        skip: int,
+        kv_length: Array | None,
+        column_block: Index,
+        carry: State,
+    ) -> State:
+        """The carry with a block of keys that only rows from ``skip`` on see, and in part."""
+        layout = self.layout
+        batch, head, row = start
+        rows = min(layout.edge(kv_length), layout.rows.block - skip)
+        seen = layout.visible(row + skip, rows, column_block, kv_length)
+        cut = tuple(lax.slice_in_dim(x, skip, None, axis=len(layout.stack) + len(layout.folded)) for x in (q, *carry))
+        place = (batch, head, row + skip)
+        new = self._tile(cut[1:], cut[0], after, place, skip, column_block, seen)
+        if skip == 0:
+            return new
+        axis = len(layout.stack) + len(layout.folded)
+        return tuple(
+            lax.dynamic_update_slice_in_dim(x, y, skip, axis)
+            for x, y in zip(carry, new, strict=True)
+        )
+
+    def _tile(
+        self,
+        carry: State,
+        q: Array,
+        after: float,
+        start: tuple[Index, ...],
+        skip: int,
+        column_block: Index,
+        seen: Array | None,
+    ) -> State:
+        """One step of the online softmax; ``seen`` covers the first rows, the others see all."""
+        layout, compute = self.layout, self.compute
+        _, key, value, bias, mask, *_ = self.arrays
+        batch, head, row = start
+        block_k, column = layout.columns.block, layout.columns.start(column_block)
+        corner = (batch, head // layout.group, column)
+        size = (layout.tile_kv_heads, block_k)
+        flat = (*layout.stack, block_k)
+        k = take_bthd(key, corner, (*size, key.shape[-1])).reshape(*flat, -1).astype(compute)
+        v = take_bthd(value, corner, (*size, value.shape[-1])).reshape(*flat, -1).astype(compute)
+        shape, rows = carry[0].shape, layout.rows.block - skip
+        top, total, acc = (x.reshape(*layout.stack, -1, *x.shape[len(shape) :]) for x in carry)
+
+        scores = matmul(q.reshape(*layout.stack, -1, q.shape[-1]), k, (1, 1)) * after
+        scores = biased(scores, (layout.tile_heads, rows, block_k), (*start, column), bias, mask)
+        new_top = jnp.maximum(top, _tops(scores.reshape(*shape, block_k), seen).reshape(top.shape))
         # A row that has seen nothing yet keeps -inf, which must not meet another -inf.
         base = jnp.where(new_top == NEVER, 0.0, new_top)
-        weights = jnp.exp(scores - base[..., None])
+        weights = self.exp(scores - base[..., None])
+        if seen is not None:
+            seen = jnp.pad(seen, ((0, rows - seen.shape[0]), (0, 0)), constant_values=True)
+            weights = jnp.where(seen, weights.reshape(*shape, block_k), 0.0).reshape(scores.shape)
         fade = jnp.exp(top - base)
         total = total * fade + jnp.sum(weights, axis=-1)
         acc = acc * fade[..., None] + matmul(weights.astype(compute), v, (1, 0))
-        return new_top, total, acc
-
-    ranges = layout.columns_seen(row_block, kv_length)
-    carry = (
-        jnp.full(q.shape[:-1], NEVER, jnp.float32),
-        jnp.zeros(q.shape[:-1], jnp.float32),
-        jnp.zeros((*q.shape[:-1], value.shape[-1]), jnp.float32),
-    )
-    carry = loop(ranges.full, lambda n, c: step(ranges.full_begin + n, c, False), carry)
-    carry = loop(ranges.partial, lambda n, c: step(ranges.nth_partial(n), c, True), carry)
-    top, total, acc = carry
-    empty = total == 0.0
-    out = acc * jnp.where(empty, 0.0, 1.0 / total)[..., None]
-    lse = jnp.where(empty, NEVER, top + jnp.log(total))
-    out, lse = out.reshape(heads, block_q, -1), lse.reshape(heads, block_q)
-    if q_lengths is not None:
-        inside = row + jnp.arange(block_q) < row_lengths(q_lengths, batch)
-        out = jnp.where(inside[None, :, None], out, 0.0)
-        lse = jnp.where(inside, lse, NEVER)
-    return out, lse
+        return new_top.reshape(shape), total.reshape(shape), acc.reshape(*shape, -1)
 
 
 def scaled_queries(
@@ -127,16 +188,15 @@ def scaled_queries(
     return tile.astype(compute), scale
 
 
-def masked(
+def biased(
     scores: Array,
     tile_shape: tuple[int, int, int],
     start: tuple[Index, ...],
     bias: Array | None,
     mask: Array | None,
-    seen: Array | None,
 ) -> Array:
-    """Scores with the bias added, and -inf wherever a key is not to be seen."""
-    if bias is None and mask is None and seen is None:
+    """Scores with the bias added, and -inf where the mask hides a key."""
+    if bias is None and mask is None:
         return scores
     shape = scores.shape
     scores = scores.reshape(tile_shape)
@@ -144,6 +204,14 @@ def masked(
         scores = scores + take_extra(bias, start, tile_shape).astype(jnp.float32)
     if mask is not None:
         scores = jnp.where(take_extra(mask, start, tile_shape), scores, NEVER)
-    if seen is not None:
-        scores = jnp.where(seen, scores, NEVER)
     return scores.reshape(shape)
+
+
+def _tops(scores: Array, seen: Array | None) -> Array:
+    """Largest score of each row among the keys seen; ``seen`` covers the first rows."""
+    tops = jnp.max(scores, axis=-1)
+    if seen is None:
+        return tops
+    edge = seen.shape[0]
+    first = jnp.where(seen, lax.slice_in_dim(scores, 0, edge, axis=-2), NEVER)
+    return lax.dynamic_update_slice_in_dim(tops, jnp.max(first, axis=-1), 0, axis=-1)

@@ -8,13 +8,16 @@ query sees are visited without a positional mask.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 Index = int | Array
+#: A loop over tiles on the diagonal is compiled for at most this many heights.
+_MAX_TRIMS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Blocks:
         if count == 1:
             return cls(size, size)
         even = -(-size // count)
+        if size % count == 0 and even % 4 == 0:
+            return cls(size, even)
         return cls(size, min(size, -(-even // 16) * 16))
 
     @property
@@ -99,6 +104,11 @@ class Layout:
         """Leading axes of a tile: none for one key head, so that XLA may work in place."""
         return () if self.tile_kv_heads == 1 else (self.tile_kv_heads,)
 
+    @property
+    def folded(self) -> tuple[int, ...]:
+        """Axis of the query heads that share a key head; none for one head."""
+        return () if self.tile_group == 1 else (self.tile_group,)
+
     def columns_seen(self, row_block: Index, kv_length: Array | None) -> Ranges:
         """Key blocks that a block of queries sees in part, and in full."""
         first = self.rows.start(row_block)
@@ -139,28 +149,56 @@ class Layout:
             full_end = where(last < kv_length, full_end, 0)
         return Ranges.of(begin, end, full_begin, full_end)
 
+    @property
+    def trims(self) -> tuple[int, ...]:
+        """Numbers of rows that a tile on the diagonal may leave out at its top.
+
+        Above the diagonal no key is seen, so a tall block of queries is cut to
+        one of a few static heights.
+        """
+        if self.right is None:
+            return (0,)
+        unit = max(self.columns.block, -(-self.rows.block // _MAX_TRIMS))
+        return tuple(range(0, self.rows.block, unit))
+
+    def trim(self, row_block: Index, column_block: Index) -> Index:
+        """Which of ``trims`` is the largest that leaves out no row seeing the block."""
+        if len(self.trims) == 1 or self.right is None:
+            return 0
+        hidden = self.columns.fresh(column_block) - self.right - self.rows.start(row_block)
+        return minimum(maximum(hidden // self.trims[1], 0), len(self.trims) - 1)
+
+    def edge(self, kv_length: Array | None) -> int:
+        """Rows at the top of a trimmed tile that need a mask; the others see all its keys."""
+        if self.left is not None or kv_length is not None or self.columns.ragged:
+            return self.rows.block
+        if len(self.trims) == 1:
+            return self.rows.block
+        block, unit = self.columns.block, self.trims[1]
+        aligned = self.right == 0 and unit == block and not self.rows.ragged
+        aligned = aligned and (self.rows.count == 1 or self.rows.block % block == 0)
+        return block if aligned else unit + block
+
     def visible(
-        self, row_block: Index, column_block: Index, kv_length: Array | None
+        self, row: Index, rows: int, column_block: Index, kv_length: Array | None
     ) -> Array | None:
-        """Boolean [block_q, block_k] of the positions of a tile that count, or None for all."""
-        shape = (self.rows.block, self.columns.block)
-        row = self.rows.start(row_block) + lax.broadcasted_iota(jnp.int32, shape, 0)
-        column = self.columns.start(column_block) + lax.broadcasted_iota(jnp.int32, shape, 1)
+        """Boolean [rows, block_k]: which keys of a block the rows from ``row`` on see.
+
+        None where they see all.
+        """
+        shape = (rows, self.columns.block)
+        rows_at = row + lax.broadcasted_iota(jnp.int32, shape, 0)
+        columns_at = self.columns.start(column_block) + lax.broadcasted_iota(jnp.int32, shape, 1)
         terms = []
         if self.columns.ragged:
-            terms.append(column >= self.columns.fresh(column_block))
+            terms.append(columns_at >= self.columns.fresh(column_block))
         if self.right is not None:
-            terms.append(column <= row + self.right)
+            terms.append(columns_at <= rows_at + self.right)
         if self.left is not None:
-            terms.append(column >= row - self.left)
+            terms.append(columns_at >= rows_at - self.left)
         if kv_length is not None:
-            terms.append(column < kv_length)
-        if not terms:
-            return None
-        seen = terms[0]
-        for term in terms[1:]:
-            seen = seen & term
-        return seen
+            terms.append(columns_at < kv_length)
+        return functools.reduce(jnp.logical_and, terms) if terms else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +241,13 @@ def loop(count: Index, body: Callable[[Index, Any], Any], carry: Any) -> Any:
     if isinstance(count, int) and count <= 1:
         return body(0, carry) if count == 1 else carry
     return lax.fori_loop(0, count, body, carry)
+
+
+def switch(index: Index, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """``branches[index](*operands)``; the plain call where the index is static."""
+    if isinstance(index, int):
+        return branches[index](*operands)
+    return lax.switch(index, branches, *operands)
 
 
 def minimum(a: Index, b: Index) -> Index:

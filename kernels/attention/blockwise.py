@@ -17,7 +17,8 @@ from jax import Array, lax
 
 from ..op import Config, Device, Implementation, Problem, Space
 from ._blockwise_backward import backward
-from ._blockwise_forward import forward
+from ._blockwise_exp import EXPONENTIALS
+from ._blockwise_forward import Exp, forward
 from ._blockwise_tiles import Blocks, Layout
 
 #: One step over at most this many scores; more never fits a processor's caches.
@@ -101,11 +102,15 @@ class _Call:
         wanted = dict(self.items).get("compute", "input")
         return jnp.dtype(jnp.float32) if wanted == "float32" else query.dtype
 
+    @property
+    def exp(self) -> Exp:
+        return EXPONENTIALS[dict(self.items).get("exp", "native")]
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(call: _Call, *arrays: Any) -> tuple[Array, Array]:
     query, key = arrays[:2]
-    return forward(call.layout(query, key, ""), call.scale, call.compute(query), arrays)
+    return forward(call.layout(query, key, ""), call.scale, call.compute(query), call.exp, arrays)
 
 
 def _attend_fwd(call: _Call, *arrays: Any) -> tuple[Any, Any]:
@@ -117,7 +122,7 @@ def _attend_bwd(call: _Call, residuals: Any, grads: tuple[Array, Array]) -> tupl
     arrays, saved = residuals
     query, key = arrays[:2]
     layout = call.layout(query, key, "_bwd")
-    found = backward(layout, call.scale, call.compute(query), arrays, saved, grads[0])
+    found = backward(layout, call.scale, call.compute(query), call.exp, arrays, saved, grads[0])
     return (*found, None, None, None)
 
 

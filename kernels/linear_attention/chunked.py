@@ -235,10 +235,10 @@ def _space(problem: Problem, device: Device) -> Space:
 
 
 def default_config(problem: Problem, device: Device) -> Config:
-    """A chunk about as long as a head is wide; on a GPU longer ones, fewer at a time."""
+    """Chunks of the size that is best or nearly so everywhere; on a GPU few at a time."""
     if device.platform == "cpu":
-        return fitted(problem, device, 64, 8)
-    return fitted(problem, device, 128, 4)
+        return fitted(problem, device, 64, 4)
+    return fitted(problem, device, 128, 4 if problem.seq >= 1024 else 2)
 
 
 def fitted(problem: Problem, device: Device, chunk: int, span: int) -> Config:

@@ -55,13 +55,13 @@ class Plan:
         sizes = (self.batch, -1, self.chunk, self.kv_heads, self.states)
         x = x.reshape(*sizes, self.group // self.states, x.shape[-1])
         x = x.transpose(0, 3, 1, 4, 5, 2, 6)
-        return x.reshape(*x.shape[:4], -1, x.shape[-1])
+        return _once(x.reshape(*x.shape[:4], -1, x.shape[-1]))
 
     def keys(self, x: jax.Array, start: jax.Array | int, count: int) -> jax.Array:
         """Rows of [B, T, K, X] as float32 [B, K, m, c, X]."""
         x = self._rows(x, start, count)
         x = x.reshape(self.batch, -1, self.chunk, self.kv_heads, x.shape[-1])
-        return x.transpose(0, 3, 1, 2, 4)
+        return _once(x.transpose(0, 3, 1, 2, 4))
 
     def _rows(self, x: jax.Array, start: jax.Array | int, count: int) -> jax.Array:
         x = lax.dynamic_slice_in_dim(x, start, count, axis=1).astype(jnp.float32)
@@ -89,6 +89,11 @@ class Plan:
     def by_group(self, state: jax.Array) -> jax.Array:
         """[B, N, 2H, Hv] to [B, K, G, 2H, Hv]."""
         return state.reshape(self.batch, self.kv_heads, self.group, *state.shape[2:])
+
+
+def _once(x: jax.Array) -> jax.Array:
+    """``x`` in memory: XLA would transpose it again for every reader."""
+    return lax.optimization_barrier(x)
 
 
 def product(left: jax.Array, right: jax.Array, contract: tuple[int, int]) -> jax.Array:
