@@ -22,6 +22,8 @@ from .agree import candidate, check_agrees
 
 ATTENTION = get_op("attention")
 NAMES = ("xla", "blockwise")
+#: The Pallas kernels are interpreted on a CPU: right, and too slow for the large shapes.
+ALL = (*NAMES, "pallas_mha", "pallas_flex")
 
 
 def _grid():
@@ -73,8 +75,17 @@ def test_outputs_and_gradients_agree_with_float64(name, problem):
     check_agrees(problem, candidate(problem, name))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("fields", FEATURES, ids=str)
+def _claimed(name, features):
+    """Whether an implementation claims to know these features."""
+    problem = Problem.make("attention", seq=40, dim=16, features=features)
+    return ATTENTION.implementation(name).supports(problem, current_device()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [(n, f) for n in ALL for f in FEATURES if _claimed(n, f.get("features", ()))],
+    ids=str,
+)
 def test_every_argument_agrees_with_float64(name, fields):
     base = {"seq": 150, "dim": 32, "batch": 2, "heads": 4, "kv_heads": 2, "mode": "fwd_bwd"}
     problem = Problem.make("attention", **{**base, **fields})
@@ -116,8 +127,26 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["default", *NAMES])
-@pytest.mark.parametrize("options", CALLS, ids=lambda o: "+".join(o) or "plain")
+WORDS = {
+    "bias": "bias[ts]",
+    "mask": "mask[ts]",
+    "query_seq_lengths": "q_lengths",
+    "key_value_seq_lengths": "kv_lengths",
+}
+
+
+def _calls():
+    """Every call with every implementation that claims what the call needs."""
+    for name in ("default", *ALL):
+        for options in CALLS:
+            words = tuple(sorted(WORDS[o] for o in options if o in WORDS))
+            if name == "default" or _claimed(name, words):
+                yield name, options
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), list(_calls()), ids=lambda o: o if isinstance(o, str) else "+".join(o)
+)
 def test_a_call_means_what_it_means_in_jax_nn(name, options):
     arrays = _arrays()
     want = jax.nn.dot_product_attention(*arrays, **options)
@@ -126,7 +155,7 @@ def test_a_call_means_what_it_means_in_jax_nn(name, options):
     assert got.dtype == want.dtype
 
 
-@pytest.mark.parametrize("name", ["default", *NAMES])
+@pytest.mark.parametrize("name", ["default", *ALL])
 def test_inputs_without_batch_and_the_residual(name):
     query, key, value = (a[0] for a in _arrays())
     want, want_residual = jax.nn.dot_product_attention(query, key, value, return_residual=True)
@@ -138,7 +167,7 @@ def test_inputs_without_batch_and_the_residual(name):
     np.testing.assert_allclose(residual, want_residual, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "pallas_mha"])
 def test_rows_that_see_no_key_are_zeros_with_zero_gradients(name):
     query, key, value = _arrays(seq=8, kv_seq=8)
     mask = jnp.ones((1, 1, 8, 8), bool).at[:, :, 3].set(False)
@@ -156,7 +185,7 @@ def test_rows_that_see_no_key_are_zeros_with_zero_gradients(name):
     assert (grads[0][:, (3, 5)] == 0).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "pallas_mha"])
 def test_no_length_at_all_gives_zeros(name):
     arrays = _arrays()
     out = shapetune.attention(
