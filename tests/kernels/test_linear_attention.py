@@ -51,7 +51,7 @@ def test_chunked_agrees_with_float64(problem):
     check_agrees(problem, wished if fits else candidate(problem, "chunked"))
 
 
-@pytest.mark.parametrize("problem", list(_grid())[1::2], ids=lambda p: p.label)
+@pytest.mark.parametrize("problem", list(_grid())[1::3], ids=lambda p: p.label)
 def test_scan_agrees_with_float64(problem):
     check_agrees(problem, candidate(problem, "scan"))
 
@@ -76,7 +76,7 @@ def test_harder_inputs_agree_with_float64(name, kind):
     check_agrees(about, candidate(about, name), kind)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seq=st.integers(1, 90),
     window=st.integers(-1, 95),

@@ -30,7 +30,7 @@ def layer(length=21, **options):
     return cfg, params, x
 
 
-@pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("options", list(CONFIGS.values())[1:4], ids=list(CONFIGS)[1:4])
 def test_decoding_token_by_token_is_the_full_pass(options):
     cfg, params, x = layer(**options)
     whole = jax.jit(rattention.apply, static_argnums=2)(params, x, cfg)
@@ -41,9 +41,12 @@ def test_decoding_token_by_token_is_the_full_pass(options):
         np.testing.assert_allclose(row, whole[:, t], atol=2e-5, err_msg=f"token {t}")
 
 
-@pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("split", [3, 14])
-def test_decoding_goes_on_from_a_prefill(options, split):
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("grouped-query, meta tokens, scales", 14), ("local", 3), ("global, relu", 14), ("both", 3)],
+)
+def test_decoding_goes_on_from_a_prefill(name, split):
+    options = CONFIGS[name]
     cfg, params, x = layer(**options)
     whole = jax.jit(rattention.apply, static_argnums=2)(params, x, cfg)
     step = jax.jit(rattention.decode, static_argnums=3)
