@@ -1,0 +1,185 @@
+"""Flexible attention: its kernels, interpreted, against attention in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapetune.cache.errors import ConfigError, ProblemError, UnknownNameError
+from shapetune.kernels.attention import flex
+from shapetune.kernels.attention.pallas_flex import pallas_flex
+
+from . import dense_attention as dense
+
+SMALL = {
+    "block_q": 32, "block_k": 32, "block_q_dq": 32, "block_k_dq": 64,
+    "block_q_dkv": 32, "block_k_dkv": 32, "num_warps": 4, "num_stages": 2,
+    "num_warps_bwd": 4, "num_stages_bwd": 1,
+}  # fmt: skip
+IDS = jnp.asarray(np.sort(np.random.default_rng(0).integers(0, 4, (2, 150)), -1), jnp.int32)
+
+
+def soft_cap(score, b, h, q, k):
+    return 5 * jnp.tanh(score / 5)
+
+
+def from_table(table, score, b, h, q, k):
+    return score + table[h, jnp.clip(k - q + 10, 0, 20)]
+
+
+def few_see_any(b, h, q, k):
+    return (q > 40) & (k < h * 30 + 20)
+
+
+def arrays(batch, seq, kv_seq, heads, kv_heads, dim, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = (
+        (batch, seq, heads, dim),
+        (batch, kv_seq, kv_heads, dim),
+        (batch, kv_seq, kv_heads, dim),
+    )
+    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in (*shapes, shapes[0])]
+
+
+def value_and_gradients(call, query, key, value, grad_out):
+    out, pull = jax.vjp(call, query, key, value)
+    return (out, *pull(grad_out))
+
+
+def assert_close(got, want):
+    for one, other in zip(got, want, strict=True):
+        other = np.asarray(other, np.float64)
+        error = np.abs(np.asarray(one, np.float64) - other).max()
+        assert error <= 1e-5 * max(1.0, np.abs(other).max())
+
+
+@pytest.mark.parametrize(
+    ("mask", "block"),
+    [
+        (flex.causal, (64, 64)),
+        (flex.local_window(20, 5), (64, 128)),
+        (flex.prefix(40), (128, 64)),
+        (flex.document(IDS), (64, 64)),
+        (flex.both(flex.document(IDS), flex.causal), (64, 64)),
+        (few_see_any, (64, 64)),
+    ],
+    ids=["causal", "window", "prefix", "document", "document-causal", "empty-rows"],
+)
+def test_masked_attention_and_its_gradients_are_right(mask, block):
+    query, key, value, grad_out = arrays(2, 150, 150, 2, 1, 16)
+    block_mask = flex.create_block_mask(mask, 2, 2, 150, 150, block_q=block[0], block_k=block[1])
+
+    def call(*arrays):
+        return flex.flex_attention(
+            *arrays, block_mask=block_mask, implementation="pallas_flex", config=SMALL
+        )
+
+    b, h, q, k = np.ogrid[:2, :2, :150, :150]
+    seen = np.broadcast_to(mask(*map(jnp.asarray, (b, h, q, k))), (2, 2, 150, 150))
+    right, _, gradients = dense.attention(query, key, value, grad_out, scale=0.25, seen=seen)
+    got = value_and_gradients(call, query, key, value, grad_out)
+    assert_close(got, (right, *gradients[:3]))
+
+
+@pytest.mark.parametrize(
+    ("score", "mask"),
+    [
+        (soft_cap, None),
+        (flex.alibi(4), flex.causal),
+        (jax.tree_util.Partial(from_table, jnp.linspace(-2, 2, 84).reshape(4, 21)), None),
+    ],
+    ids=["cap", "alibi", "table"],
+)
+def test_score_functions_agree_with_automatic_differentiation(score, mask):
+    inputs = arrays(1, 70, 60, 4, 2, 16)
+
+    def call(implementation, config):
+        return lambda *arrays: flex.flex_attention(
+            *arrays, score_mod=score, mask_mod=mask, implementation=implementation, config=config
+        )
+
+    got = value_and_gradients(call("pallas_flex", SMALL), *inputs)
+    assert_close(got, value_and_gradients(call("xla", None), *inputs))
+
+
+def test_the_plain_implementation_is_right_where_rows_see_nothing():
+    query, key, value, grad_out = arrays(1, 60, 60, 2, 1, 16)
+    b, h, q, k = np.ogrid[:1, :2, :60, :60]
+    seen = np.broadcast_to(few_see_any(b, h, q, k), (1, 2, 60, 60))
+    right, _, gradients = dense.attention(query, key, value, grad_out, scale=0.25, seen=seen)
+
+    def call(*arrays):
+        return flex.flex_attention(*arrays, mask_mod=few_see_any, implementation="xla")
+
+    assert_close(value_and_gradients(call, query, key, value, grad_out), (right, *gradients[:3]))
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 150), st.integers(1, 150)),
+    causal=st.booleans(),
+    window=st.none() | st.tuples(st.integers(0, 60), st.integers(0, 60)),
+    blocks=st.lists(st.sampled_from([16, 32, 64]), min_size=6, max_size=6),
+)
+def test_it_serves_causal_and_windowed_attention(sizes, causal, window, blocks):
+    query, key, value, grad_out = arrays(1, *sizes, 2, 1, 16)
+    names = ("block_q", "block_k", "block_q_dq", "block_k_dq", "block_q_dkv", "block_k_dkv")
+    config = SMALL | dict(zip(names, blocks, strict=True))
+
+    def call(*arrays):
+        return pallas_flex(
+            *arrays, None, None, None, None,
+            scale=0.25, is_causal=causal, local_window_size=window, config=config,
+        )  # fmt: skip
+
+    seen = dense.visible((1, 2, *sizes), causal=causal, window=window)
+    right, _, gradients = dense.attention(query, key, value, grad_out, scale=0.25, seen=seen)
+    got = value_and_gradients(call, query, key, value, grad_out)
+    assert_close(got, (right, *gradients[:3]))
+
+
+def test_a_block_mask_counts_empty_partial_and_full_blocks():
+    mask = flex.create_block_mask(flex.causal, None, None, 256, 256, block_q=64, block_k=64)
+    assert np.asarray(mask.keys.full_count).tolist() == [[[0, 1, 2, 3]]]
+    assert np.asarray(mask.keys.partial_count).tolist() == [[[1, 1, 1, 1]]]
+    assert np.asarray(mask.queries.full_count).tolist() == [[[3, 2, 1, 0]]]
+    assert float(mask.sparsity) == pytest.approx(6 / 16)
+
+
+def test_a_block_that_reaches_beyond_the_sequence_is_never_full():
+    mask = flex.create_block_mask(
+        lambda b, h, q, k: q >= 0, None, None, 100, 100, block_q=64, block_k=64
+    )
+    assert np.asarray(mask.keys.full_count).tolist() == [[[1, 0]]]
+    assert np.asarray(mask.keys.partial_count).tolist() == [[[1, 2]]]
+
+
+def test_a_block_mask_goes_through_jit_with_its_arrays():
+    mask = flex.create_block_mask(flex.document(IDS), 2, None, 150, 150, block_q=64, block_k=64)
+    inputs = arrays(2, 150, 150, 2, 2, 16)[:3]
+
+    @jax.jit
+    def call(mask, *arrays):
+        return flex.flex_attention(
+            *arrays, block_mask=mask, implementation="pallas_flex", config=SMALL
+        )
+
+    want = flex.flex_attention(*inputs, mask_mod=flex.document(IDS), implementation="xla")
+    np.testing.assert_allclose(call(mask, *inputs), want, atol=1e-5)
+
+
+def test_bad_arguments_are_refused_by_name():
+    query, key, value, _ = arrays(1, 40, 40, 2, 2, 16)
+    with pytest.raises(UnknownNameError, match="cudnn"):
+        flex.flex_attention(query, key, value, implementation="cudnn")
+    with pytest.raises(ConfigError, match="block_q=48"):
+        flex.flex_attention(query, key, value, implementation="pallas_flex", config={"block_q": 48})
+    with pytest.raises(ProblemError, match="block_q"):
+        flex.create_block_mask(flex.causal, None, None, 64, 64, block_q=48)
+    short = flex.create_block_mask(flex.causal, None, None, 30, 40)
+    with pytest.raises(ProblemError, match="30 queries"):
+        flex.flex_attention(query, key, value, block_mask=short, implementation="pallas_flex")
+    with pytest.raises(ProblemError, match="value"):
+        flex.flex_attention(query, key, value.astype(jnp.bfloat16))
