@@ -201,8 +201,8 @@ def decode(
     position = state.position
     rotated = _rotate(k, position[None], cfg)
     branches = []
-    leaving = (k, v)
-    ring = (state.keys, state.rotated, state.values)
+    leaving: tuple[jax.Array, ...] = (k, v)
+    keys, rotated_keys, values = state.keys, state.rotated, state.values
     if cfg.branches != "global":
         slots = cfg.window + 1
         slot = position % slots
@@ -210,12 +210,13 @@ def decode(
         leaving = tuple(
             jax.lax.dynamic_slice_in_dim(a, slot, 1, axis=1) for a in (state.keys, state.values)
         )
-        ring = tuple(
+        keys, rotated_keys, values = (
             jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), slot, axis=1)
-            for old, new in zip(ring, (k, rotated, v), strict=True)
+            for old, new in zip((keys, rotated_keys, values), (k, rotated, v), strict=True)
         )
         filled = jnp.arange(slots) <= position
-        rows = attention(_rotate(q, position[None], cfg), *ring[1:], mask=filled[None, None, None])
+        seen = filled[None, None, None]
+        rows = attention(_rotate(q, position[None], cfg), rotated_keys, values, mask=seen)
         branches.append(_normalised(rows, params["local_norm"], cfg))
     memory = state.memory
     if cfg.branches != "local":
@@ -224,7 +225,8 @@ def decode(
             q, leaving_key, leaving[1], memory, window_size=-1, feature_map=cfg.feature_map
         )
         branches.append(_normalised(rows, params["global_norm"], cfg))
-    return _joined(params, branches, x.dtype)[:, 0], RAttentionState(position + 1, *ring, memory)
+    after = RAttentionState(position + 1, keys, rotated_keys, values, memory)
+    return _joined(params, branches, x.dtype)[:, 0], after
 
 
 def _forward(

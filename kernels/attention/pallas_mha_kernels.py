@@ -9,6 +9,7 @@ mask, says a ``Schedule``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -91,12 +92,7 @@ class Kernel:
     def visit(self, runs: list[Run], step: Callable[..., Any], carry: Any) -> Any:
         """Runs ``step(block, masked, carry)`` over all tiles of the runs."""
         for run in runs:
-            carry = triton.loop(
-                run.start,
-                run.stop,
-                lambda i, carry, run=run: step(run.block(i), run.masked, carry),
-                carry,
-            )
+            carry = triton.loop(run.start, run.stop, functools.partial(_visit, step, run), carry)
         return carry
 
     @property
@@ -141,6 +137,10 @@ def _inside(ref: Any, start: Index, count: int, seq: int | None, dim: int) -> Ar
     columns = None if width == dim else triton.positions(0, width, 1) < dim
     valid = triton.every([rows, columns])
     return None if valid is None else jnp.broadcast_to(valid, (count, width))
+
+
+def _visit(step: Callable[..., Any], run: Run, i: Index, carry: Any) -> Any:
+    return step(run.block(i), run.masked, carry)
 
 
 def _below(start: Index, count: int, limit: Index | None) -> Array | None:
@@ -189,7 +189,8 @@ def forward(kernel: Kernel, refs: Refs) -> None:
     total, maximum, acc = kernel.visit(runs, step, carry)
     empty = total == 0.0
     if "q_lengths" in refs:
-        empty = jnp.logical_or(empty, ~_below(q_start, bq, refs["q_lengths"][batch]))
+        beyond = q_start + lax.iota(jnp.int32, bq) >= refs["q_lengths"][batch]
+        empty = jnp.logical_or(empty, beyond)
     total = jnp.where(empty, 1.0, total)
     out = jnp.where(empty[:, None], 0.0, acc / total[:, None])
     put_rows(refs["out"], out, batch, q_start, head, seq, sizes.value_dim)
@@ -303,7 +304,7 @@ def backward_key(kernel: Kernel, refs: Refs) -> None:
     carry = of_head(0, carry) if sizes.group == 1 else triton.loop(0, sizes.group, of_head, carry)
     if "kv_lengths" in refs:
         seen = triton.positions(k_start, bk, 0) < refs["kv_lengths"][batch]
-        carry = tuple(jnp.where(seen, one, 0.0) for one in carry)
+        carry = jnp.where(seen, carry[0], 0.0), jnp.where(seen, carry[1], 0.0)
     grad_key, grad_value = carry
     grad_key *= kernel.scores.scale
     put_rows(refs["grad_key"], grad_key, batch, k_start, kv_head, kv_seq, sizes.dim)

@@ -319,7 +319,7 @@ def default_config(problem: Problem, device: Device) -> Config:
     precision = "float32" if problem.dtype == "float32" else "tf32"
     widest = max(32, triton.padded(problem.dim), triton.padded(problem.value_dim))
     chunk, tile, warps = _DEFAULTS[precision, problem.mode].get(widest, _WIDEST)
-    config = {
+    config: dict[str, int | str] = {
         "chunk": chunk,
         "value_tile": min(tile, triton.padded(problem.value_dim)),
         "variant": "parallel",

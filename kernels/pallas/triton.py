@@ -18,6 +18,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from ..device import matmul_precision
+
 Index = Any  # a Python int where it is static, otherwise a traced int32
 
 #: Tensor cores multiply tiles of at least this size along each axis.
@@ -176,6 +178,5 @@ def dot_precision() -> lax.Precision:
 
     What may use TF32 on a GPU does; whatever asks for more gets full float32.
     """
-    asked = jax.config.jax_default_matmul_precision
-    fast = (None, "default", "fastest", "high", "bfloat16", "tensorfloat32", "TF32_TF32_F32")
-    return lax.Precision.DEFAULT if asked in fast else lax.Precision.HIGHEST
+    fast = (None, "fastest", "high", "bfloat16", "tensorfloat32", "tf32_tf32_f32")
+    return lax.Precision.DEFAULT if matmul_precision() in fast else lax.Precision.HIGHEST
