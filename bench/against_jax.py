@@ -7,10 +7,7 @@ tuned yet, then times both on each problem.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,8 @@ import numpy as np
 from .. import attention
 from ..autotune import Options, grid, measure, tune
 from ..cache.key import Problem
-from ..kernels import current_device, default, get_op
+from ..kernels import default, get_op
+from .machine import machine
 from .side_by_side import side_by_side, value_and_gradients
 
 _ROUNDS = 15
@@ -62,20 +60,12 @@ def row(problem: Problem) -> dict[str, Any]:
 def main(output: Path) -> None:
     """Tunes, measures, and writes the rows with the machine that they are from."""
     planned = problems()
-    tune("attention", planned, options=Options(trials=40, budget=60.0))
+    tune("attention", planned, options=Options(trials=24, budget=20.0))
     rows = []
     for problem in planned:
         rows.append(row(problem))
         print(f"{problem.label}: {rows[-1]['ratio']:.2f}× jax.nn, {rows[-1]['chosen']}", flush=True)
-    report = {
-        "device": current_device().to_map(),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "load_average": os.getloadavg(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "rounds": _ROUNDS,
-        "results": rows,
-    }
+    report = {**machine(), "rounds": _ROUNDS, "results": rows}
     output.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import attention
-from ..kernels import current_device, default
+from ..kernels import default
+from .machine import machine
 
 _CALLS = 2000
 _ROUNDS = 15
@@ -38,8 +39,7 @@ def dispatch_cost() -> dict[str, Any]:
     added = sorted(t - d for t, d in zip(through, direct, strict=True))
     q1, median, q3 = statistics.quantiles(added, n=4)
     return {
-        "device": current_device().to_map(),
-        "jax": jax.__version__,
+        **machine(),
         "call_us": statistics.median(direct),
         "added_us": {"median": median, "q1": q1, "q3": q3},
         "rounds": _ROUNDS,

@@ -27,7 +27,8 @@ from ..autotune.tune import Listener
 from ..autotune.tune import tune as run_tuning
 from ..cache.key import Problem
 from ..cache.record import Record
-from ..kernels import current_device, default, get_op
+from ..kernels import default, get_op
+from .machine import machine
 from .side_by_side import side_by_side, value_and_gradients
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
@@ -198,11 +199,7 @@ def main(output: Path, seconds: float) -> int:
     if jax.default_backend() != "gpu":
         print("make gpu-check needs an NVIDIA GPU that jax can use; jax sees none", file=sys.stderr)
         return 1
-    report: dict[str, Any] = {
-        "device": current_device().to_map(),
-        "jax": jax.__version__,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+    report: dict[str, Any] = machine()
     ended = time.monotonic() + seconds
     parts: dict[str, Callable[[], Any]] = {
         "tests": lambda: tests(0.35 * seconds),
