@@ -123,11 +123,10 @@ class _QueryBlock:
         """The carry with a block of keys that only rows from ``skip`` on see, and in part."""
         layout = self.layout
         batch, head, row = start
-        rows = min(layout.edge(kv_length), layout.rows.block - skip)
-        seen = layout.visible(row + skip, rows, column_block, kv_length)
+        seen = layout.visible(row + skip, layout.rows.block - skip, column_block, kv_length)
         cut = tuple(lax.slice_in_dim(x, skip, None, axis=len(layout.stack) + len(layout.folded)) for x in (q, *carry))
         place = (batch, head, row + skip)
-        new = self._tile(cut[1:], cut[0], after, place, skip, column_block, seen)
+        new = self._tile(cut[1:], cut[0], after, place, skip, column_block, seen, layout.edge(kv_length))
         if skip == 0:
             return new
         axis = len(layout.stack) + len(layout.folded)
@@ -145,8 +144,9 @@ class _QueryBlock:
         skip: int,
         column_block: Index,
         seen: Array | None,
+        edge: int = 0,
     ) -> State:
-        """One step of the online softmax; ``seen`` covers the first rows, the others see all."""
+        """One step of the online softmax; only the first ``edge`` rows do not see all keys."""
         layout, compute = self.layout, self.compute
         _, key, value, bias, mask, *_ = self.arrays
         batch, head, row = start
@@ -161,12 +161,11 @@ class _QueryBlock:
 
         scores = matmul(q.reshape(*layout.stack, -1, q.shape[-1]), k, (1, 1)) * after
         scores = biased(scores, (layout.tile_heads, rows, block_k), (*start, column), bias, mask)
-        new_top = jnp.maximum(top, _tops(scores.reshape(*shape, block_k), seen).reshape(top.shape))
+        new_top = jnp.maximum(top, _tops(scores.reshape(*shape, block_k), seen, edge).reshape(top.shape))
         # A row that has seen nothing yet keeps -inf, which must not meet another -inf.
         base = jnp.where(new_top == NEVER, 0.0, new_top)
         weights = self.exp(scores - base[..., None])
         if seen is not None:
-            seen = jnp.pad(seen, ((0, rows - seen.shape[0]), (0, 0)), constant_values=True)
             weights = jnp.where(seen, weights.reshape(*shape, block_k), 0.0).reshape(scores.shape)
         fade = jnp.exp(top - base)
         total = total * fade + jnp.sum(weights, axis=-1)
@@ -207,11 +206,12 @@ def biased(
     return scores.reshape(shape)
 
 
-def _tops(scores: Array, seen: Array | None) -> Array:
-    """Largest score of each row among the keys seen; ``seen`` covers the first rows."""
-    tops = jnp.max(scores, axis=-1)
+def _tops(scores: Array, seen: Array | None, edge: int) -> Array:
+    """Largest score of each row among the keys seen; rows from ``edge`` on see all."""
     if seen is None:
-        return tops
-    edge = seen.shape[0]
-    first = jnp.where(seen, lax.slice_in_dim(scores, 0, edge, axis=-2), NEVER)
+        return jnp.max(scores, axis=-1)
+    if edge >= scores.shape[-2]:
+        return jnp.max(jnp.where(seen, scores, NEVER), axis=-1)
+    first = jnp.where(seen[:edge], lax.slice_in_dim(scores, 0, edge, axis=-2), NEVER)
+    tops = jnp.max(scores, axis=-1)
     return lax.dynamic_update_slice_in_dim(tops, jnp.max(first, axis=-1), 0, axis=-1)
