@@ -96,7 +96,11 @@ class _KeyBlock:
         size = (layout.tile_kv_heads, layout.columns.block)
         flat = (*layout.stack, layout.columns.block)
         k = take_bthd(key, start, (*size, key.shape[-1])).reshape(*flat, -1).astype(self.compute)
-        v = take_bthd(value, start, (*size, value.shape[-1])).reshape(*flat, -1).astype(self.compute)
+        v = (
+            take_bthd(value, start, (*size, value.shape[-1]))
+            .reshape(*flat, -1)
+            .astype(self.compute)
+        )
         kt = jnp.swapaxes(k, -1, -2)
         seen_by = layout.rows_seeing(column_block, q_length, kv_length)
         subgroups = layout.group // layout.tile_group
@@ -143,7 +147,9 @@ class _KeyBlock:
         heads, block_q = layout.tile_heads, layout.rows.block
         flat = (*layout.stack, layout.tile_group * block_q)
 
-        q, after = scaled_queries(query, start, (heads, block_q, query.shape[-1]), self.scale, compute)
+        q, after = scaled_queries(
+            query, start, (heads, block_q, query.shape[-1]), self.scale, compute
+        )
         q = q.reshape(*flat, -1)
         do = take_bthd(self.grad_out, start, (heads, block_q, v.shape[-1]))
         do = do.reshape(*flat, -1).astype(compute)
@@ -217,7 +223,9 @@ class _KeyBlock:
     def _add_queries(self, dq: Array, tile: Array, start: tuple[Index, ...]) -> Array:
         """``dq`` [B, N, H, T] with a tile [..., H, rows of all its heads] added."""
         kv, _, group, rows = self._by_head
-        tile = tile.reshape(kv, -1, group, rows).transpose(0, 2, 1, 3).reshape(1, kv * group, -1, rows)
+        tile = (
+            tile.reshape(kv, -1, group, rows).transpose(0, 2, 1, 3).reshape(1, kv * group, -1, rows)
+        )
         batch, head, row = start
         place = (batch, head, 0, row)
         return lax.dynamic_update_slice(dq, lax.dynamic_slice(dq, place, tile.shape) + tile, place)

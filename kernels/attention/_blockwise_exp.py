@@ -42,4 +42,7 @@ def polynomial_exp(x: Array) -> Array:
 
 
 #: By the name that a config gives.
-EXPONENTIALS: dict[str, Callable[[Array], Array]] = {"native": jnp.exp, "polynomial": polynomial_exp}
+EXPONENTIALS: dict[str, Callable[[Array], Array]] = {
+    "native": jnp.exp,
+    "polynomial": polynomial_exp,
+}

@@ -32,12 +32,14 @@ Exp = Callable[[Array], Array]
 NEVER = float("-inf")
 
 
-def forward(layout: Layout, scale: float, compute: Any, exp: Exp, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
+def forward(
+    layout: Layout, scale: float, compute: Any, exp: Exp, arrays: tuple[Any, ...]
+) -> tuple[Array, Array]:
     """Output [B, T, N, Hv] in the dtype of the query, and log-sum-exp [B, N, T], float32.
 
     ``arrays`` are query, key, value, bias, mask, query and key lengths.
     """
-    query, key, value, *_ = arrays
+    query, _, value, *_ = arrays
     units = layout.heads // layout.tile_heads
     sizes = (layout.batch, units, layout.rows.count)
     block = _QueryBlock(layout, scale, compute, exp, arrays)
@@ -100,12 +102,15 @@ class _QueryBlock:
             jnp.zeros((*shape, value.shape[-1]), jnp.float32),
         )
         carry = loop(ranges.partial, partial, loop(ranges.full, full, carry))
-        top, total, acc = (x.reshape(layout.tile_heads, block_q, *x.shape[len(shape) :]) for x in carry)
+        top, total, acc = (
+            x.reshape(layout.tile_heads, block_q, *x.shape[len(shape) :]) for x in carry
+        )
         empty = total == 0.0
         out = acc * jnp.where(empty, 0.0, 1.0 / total)[..., None]
         lse = jnp.where(empty, NEVER, top + jnp.log(total))
-        if q_lengths is not None:
-            inside = row + jnp.arange(block_q) < row_lengths(q_lengths, batch)
+        q_length = row_lengths(q_lengths, batch)
+        if q_length is not None:
+            inside = row + jnp.arange(block_q) < q_length
             out = jnp.where(inside[None, :, None], out, 0.0)
             lse = jnp.where(inside, lse, NEVER)
         return out, lse
@@ -124,9 +129,14 @@ class _QueryBlock:
         layout = self.layout
         batch, head, row = start
         seen = layout.visible(row + skip, layout.rows.block - skip, column_block, kv_length)
-        cut = tuple(lax.slice_in_dim(x, skip, None, axis=len(layout.stack) + len(layout.folded)) for x in (q, *carry))
+        cut = tuple(
+            lax.slice_in_dim(x, skip, None, axis=len(layout.stack) + len(layout.folded))
+            for x in (q, *carry)
+        )
         place = (batch, head, row + skip)
-        new = self._tile(cut[1:], cut[0], after, place, skip, column_block, seen, layout.edge(kv_length))
+        new = self._tile(
+            cut[1:], cut[0], after, place, skip, column_block, seen, layout.edge(kv_length)
+        )
         if skip == 0:
             return new
         axis = len(layout.stack) + len(layout.folded)
@@ -149,7 +159,7 @@ class _QueryBlock:
         """One step of the online softmax; only the first ``edge`` rows do not see all keys."""
         layout, compute = self.layout, self.compute
         _, key, value, bias, mask, *_ = self.arrays
-        batch, head, row = start
+        batch, head, _ = start
         block_k, column = layout.columns.block, layout.columns.start(column_block)
         corner = (batch, head // layout.group, column)
         size = (layout.tile_kv_heads, block_k)
@@ -161,7 +171,9 @@ class _QueryBlock:
 
         scores = matmul(q.reshape(*layout.stack, -1, q.shape[-1]), k, (1, 1)) * after
         scores = biased(scores, (layout.tile_heads, rows, block_k), (*start, column), bias, mask)
-        new_top = jnp.maximum(top, _tops(scores.reshape(*shape, block_k), seen, edge).reshape(top.shape))
+        new_top = jnp.maximum(
+            top, _tops(scores.reshape(*shape, block_k), seen, edge).reshape(top.shape)
+        )
         # A row that has seen nothing yet keeps -inf, which must not meet another -inf.
         base = jnp.where(new_top == NEVER, 0.0, new_top)
         weights = self.exp(scores - base[..., None])

@@ -120,7 +120,10 @@ class Layout:
         full_to = size if self.right is None else minimum(size, first + self.right + 1)
         block = self.columns.block
         return Ranges.of(
-            seen_from // block, ceil_div(seen_to, block), ceil_div(full_from, block), full_to // block
+            seen_from // block,
+            ceil_div(seen_to, block),
+            ceil_div(full_from, block),
+            full_to // block,
         )
 
     def rows_seeing(
@@ -341,5 +344,3 @@ def unravel(index: Index, *sizes: int) -> tuple[Index, ...]:
         index = index if size == 1 else index // size
     found.append(0 if sizes[0] == 1 else index)
     return tuple(reversed(found))
-
-
