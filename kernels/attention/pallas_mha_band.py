@@ -51,6 +51,8 @@ class Band:
         if self.right is not None:
             high = _least(limit, last + self.right + 1)
             inner_high = _least(limit, first + self.right + 1)
+        elif self.kv_seq % blocks.k:
+            high = _not_static(limit, first)
         if "q_lengths" in refs:
             high = jnp.where(first < refs["q_lengths"][batch], high, 0)
         return _runs(low, inner_low, inner_high, high, blocks.k, "mask" in refs)
@@ -67,6 +69,8 @@ class Band:
         if self.left is not None:
             high = _least(limit, last + self.left + 1)
             inner_high = _least(self.seq, first + self.left + 1)
+        elif self.seq % blocks.q:
+            high = _not_static(limit, first)
         if "kv_lengths" in refs:
             high = jnp.where(first < refs["kv_lengths"][batch], high, 0)
         return _runs(low, inner_low, inner_high, high, blocks.q, "mask" in refs)
@@ -87,6 +91,13 @@ def _runs(
         Run(inner_stop, stop, True),
     ]
     return [run for run in runs if not _surely_empty(run)]
+
+
+def _not_static(limit: Index, first: Index) -> Index:
+    # A lone tile at the ragged edge would be unrolled out of its loop, its addresses
+    # held in registers all through the main loop, and these spilled. So the compiler
+    # is not to know that there is one.
+    return _least(limit, limit + first)
 
 
 def _surely_empty(run: Run) -> bool:

@@ -29,7 +29,7 @@ _PREFERRED = {
     ("by_query", 2): ((64, 64, 4, 2), (64, 64, 8, 2), (32, 32, 8, 1)),
     ("by_key", 2): ((64, 32, 4, 2), (64, 32, 8, 2), (32, 32, 8, 1)),
     ("forward", 4): ((64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
-    ("by_query", 4): ((64, 32, 4, 2), (64, 32, 8, 1), (32, 32, 8, 1)),
+    ("by_query", 4): ((32, 32, 4, 2), (64, 32, 8, 1), (32, 32, 8, 1)),
     ("by_key", 4): ((32, 32, 4, 2), (32, 32, 8, 1), (32, 32, 8, 1)),
 }
 
@@ -189,7 +189,7 @@ def default_config(problem: Problem, device: Device) -> Config:
         config[kernel.block_own] = min(config[kernel.block_own], _blocks(own_seq)[-1])
         config[kernel.block_other] = min(config[kernel.block_other], _blocks(seq)[-1])
     if _programs(problem, config["block_q"]) < device.cores and config["block_q"] > 64:
-        config["block_q"], config["num_warps"] = 64, 4  # more programs, so that no core idles
+        config["block_q"] = 64  # more programs, so that no core idles
     _shrink(problem, device, config)
     return config
 
