@@ -166,9 +166,7 @@ class Bench:
             inputs = self.op.make_inputs(self.problem, self._seed, kind)
             expected = self.op.expect(self.problem, inputs, _SLICES)
             own = self._baseline_errors(inputs, expected)
-            found = _Reference(
-                inputs, expected, verify.tolerances(self.problem, own, len(expected))
-            )
+            found = _Reference(inputs, expected, verify.tolerances(self.problem, own, expected))
             self._references[kind] = found
         return found
 

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import platform
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 from .._version import __version__
 from ..cache import store
 from ..cache.choice import rank
-from ..cache.errors import ShapetuneError
+from ..cache.errors import ShapetuneError, UnsupportedError
 from ..cache.key import Candidate, Device, Problem
 from ..cache.record import Comparison, Provenance, Record, Trial, Verification
 from ..kernels import default
@@ -36,6 +37,7 @@ from .trial import Bench, best_of
 
 #: Candidates that go on from the search to the races against the heuristic.
 FINALISTS = 3
+_SUMMARY = re.compile(r"trials=(\d+) budget=([\d.e+]+)s seed=\d+ only=(\S+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +69,19 @@ class Options:
     rounds: int = 7
     effort: Effort = dataclasses.field(default_factory=Effort)
 
+    @property
+    def summary(self) -> str:
+        """How thorough a search is, as a record keeps it."""
+        only = ",".join(self.implementations) or "all"
+        return f"trials={self.trials} budget={self.budget:g}s seed={self.seed} only={only}"
+
     def __post_init__(self) -> None:
         if self.trials < 1:
             raise ShapetuneError(f"trials must be at least 1, got {self.trials}")
         if not self.budget > 0:
             raise ShapetuneError(f"budget must be more than 0 seconds, got {self.budget}")
+        if not 0 <= self.seed < 2**32:
+            raise ShapetuneError(f"seed must be between 0 and 2^32 - 1, got {self.seed}")
         if self.pairs < 6:
             raise ShapetuneError(f"pairs must be at least 6 for a 95% interval, got {self.pairs}")
 
@@ -137,19 +147,19 @@ def tune(
     listener = listener or Listener()
     planned = [_problem(op, one) for one in _several(problems)]
     place = Path(cache).expanduser() if cache is not None else store.default_places()[0]
-    store.check_writable(place)
+    device = current_device()
+    store.check_writable(place, device)
     for name in options.implementations:
         found.implementation(name)
     if options.target is not None:
         target(options.target)
         require_compiler()
     listener.run_started(planned, options)
-    device = current_device()
     known = store.load([place], device)
     records = []
     try:
         for index, problem in enumerate(planned):
-            record = None if options.again else _known(found, known, device, problem)
+            record = None if options.again else _known(found, known, device, problem, options)
             if record is None:
                 record = _tune_one(found, problem, device, known, options, listener, index)
                 if record is None:
@@ -181,9 +191,19 @@ def _problem(op: str, one: Problem | Mapping[str, Any]) -> Problem:
     return get_op(op).canonical(one)
 
 
-def _known(op: Op, known: store.RecordSet, device: Device, problem: Problem) -> Record | None:
-    """The record that a problem has already, made with the versions in use."""
-    return next(iter(rank(known.exact(device, problem), versions(op), "strict")), None)
+def _known(
+    op: Op, known: store.RecordSet, device: Device, problem: Problem, options: Options
+) -> Record | None:
+    """The record of a search at least as thorough, made with the versions in use."""
+    for record in rank(known.exact(device, problem), versions(op), "strict"):
+        found = _SUMMARY.match(record.provenance.settings)
+        if found is None:
+            continue
+        only = {"all", ",".join(options.implementations) or "all"}
+        thorough = int(found[1]) >= options.trials and float(found[2]) >= options.budget
+        if thorough and found[3] in only:
+            return record
+    return None
 
 
 def _tune_one(
@@ -199,6 +219,13 @@ def _tune_one(
     heuristic = op.heuristic(problem, device)
     seeds = [heuristic, *_seeds(op, known, device, problem)]
     pool = candidates(op, problem, device, options.implementations)
+    if options.implementations and not pool:
+        raise UnsupportedError(
+            f"none of {', '.join(options.implementations)} supports {problem.label} here: "
+            + "; ".join(
+                str(op.implementation(n).supports(problem, device)) for n in options.implementations
+            )
+        )
     name = f"{problem.key} on {device.key} at {time.time():.0f}"
     study = new_study(name, options.seed, options.storage)
     search = Search(pool, seeds, options.trials, options.seed, study)
@@ -328,5 +355,5 @@ def _provenance(
         host=hashlib.blake2b(platform.node().encode(), digest_size=6).hexdigest(),
         time=round(time.time(), 3),
         seconds=round(seconds, 3),
-        settings=f"trials={options.trials} budget={options.budget:g}s seed={options.seed}",
+        settings=options.summary,
     )

@@ -60,31 +60,32 @@ def errors(outputs: Mapping[str, np.ndarray], expected: Sequence[Expected]) -> l
     return found
 
 
-def rounding_floor(problem: Problem) -> float:
+def rounding_floor(problem: Problem, condition: float = 0.0) -> float:
     """The relative error that rounding alone explains.
 
-    Two roundings to the dtype (of an input or weight, and of the output), and
-    float32 sums over kv_seq terms, whose error grows like a random walk.
+    Two roundings to the dtype (of an input or weight, and of the output), float32
+    sums over kv_seq terms, whose error grows like a random walk, and the rounding
+    of a float32 intermediate amplified by ``condition``.
     """
     dtype_eps = float(ml_dtypes.finfo(problem.dtype).eps)
     float32_eps = float(np.finfo(np.float32).eps)
-    return 2 * dtype_eps + math.sqrt(problem.kv_seq) * float32_eps
+    return 2 * dtype_eps + (math.sqrt(problem.kv_seq) + condition) * float32_eps
 
 
 def tolerances(
-    problem: Problem, baseline_errors: Sequence[float] | None, count: int
+    problem: Problem, baseline_errors: Sequence[float] | None, expected: Sequence[Expected]
 ) -> list[float]:
     """The tolerance of each slice.
 
     ``baseline_errors`` are the plain implementation's on the same inputs, None
     where it cannot run; then its error is taken to be the rounding floor.
     """
-    floor = rounding_floor(problem)
-    own = list(baseline_errors) if baseline_errors is not None else [floor] * count
-    return [
-        max(floor, BASELINE_FACTOR * e) if math.isfinite(e) else BASELINE_FACTOR * floor
-        for e in own
-    ]
+    found = []
+    for i, one in enumerate(expected):
+        floor = rounding_floor(problem, one.condition)
+        own = floor if baseline_errors is None else baseline_errors[i]
+        found.append(max(floor, BASELINE_FACTOR * (own if math.isfinite(own) else floor)))
+    return found
 
 
 def check(

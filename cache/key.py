@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import ProblemError
@@ -110,9 +110,15 @@ class Problem:
         heads: int = 8,
         kv_heads: int | None = None,
         mode: str = "fwd",
-        features: tuple[str, ...] = (),
+        features: Sequence[str] = (),
     ) -> Problem:
-        """A problem from the fields a person gives; the rest follow from them."""
+        """A problem from the fields a person gives; the rest follow from them.
+
+        Raises:
+            ProblemError: A field is out of range.
+        """
+        if isinstance(features, str):
+            raise ProblemError(f"features must be a tuple of words, got {features!r}")
         return cls(
             op=op,
             seq=seq,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -145,8 +146,12 @@ def check_place(place: Path) -> None:
                 f"cache place {str(place)!r} is a file, but not a shapetune cache; "
                 "name a folder, or a .msgpack file made by shapetune"
             )
+    except CacheError:
+        raise
     except PermissionError:
         return
+    except OSError as error:  # a name that is too long, a loop of links
+        raise CacheError(f"cache place {str(place)!r} cannot be used: {error}") from error
 
 
 def _segments(place: Path, device: Device | None, found: RecordSet) -> list[Path]:
@@ -155,26 +160,35 @@ def _segments(place: Path, device: Device | None, found: RecordSet) -> list[Path
         if place.is_file():
             return [place]
         folders = [place / device.folder] if device else [p for p in place.iterdir() if p.is_dir()]
-        return sorted(
-            path
-            for folder in folders
-            if folder.is_dir()
-            for path in folder.iterdir()
-            if path.suffix == SUFFIX and not path.name.startswith(".")
-        )
     except FileNotFoundError:
         return []
-    except OSError as error:
-        found.damage.append(Damage(place, f"cannot be read: {error.strerror or error}"))
+    except (OSError, RuntimeError) as error:
+        found.damage.append(Damage(place, f"cannot be read: {error}"))
         return []
+    return [path for folder in folders for path in _segments_of(folder, found)]
+
+
+def _segments_of(folder: Path, found: RecordSet) -> list[Path]:
+    try:
+        if not folder.is_dir():
+            return []
+        paths = sorted(folder.iterdir())
+    except (OSError, RuntimeError) as error:
+        found.damage.append(Damage(folder, f"cannot be read: {error}"))
+        return []
+    return [path for path in paths if path.suffix == SUFFIX and not path.name.startswith(".")]
 
 
 def _read_into(found: RecordSet, path: Path) -> None:
     try:
-        if path.stat().st_size > MAX_SEGMENT_BYTES:
+        if not stat.S_ISREG(path.stat().st_mode):
+            found.damage.append(Damage(path, "is not a regular file"))
+            return
+        with path.open("rb") as file:
+            data = file.read(MAX_SEGMENT_BYTES + 1)
+        if len(data) > MAX_SEGMENT_BYTES:
             found.damage.append(Damage(path, "is larger than any segment may be"))
             return
-        data = path.read_bytes()
     except OSError as error:
         # A segment may be folded into another between listing and reading.
         if not isinstance(error, FileNotFoundError):
@@ -203,17 +217,21 @@ def publish(place: Path, records: Sequence[Record]) -> Path:
     return write_segment(place / folder, [record.to_bytes() for record in records])
 
 
-def check_writable(place: Path) -> None:
-    """Makes sure, before hours of work, that records can be published to a place.
+def check_writable(place: Path, device: Device) -> None:
+    """Makes sure, before hours of work, that a device's records can be published to a place.
 
     Raises:
         CacheError: They cannot.
     """
     check_place(place)
-    probe = place
-    while not probe.exists() and probe != probe.parent:
-        probe = probe.parent
-    if place.is_file() or not probe.is_dir() or not os.access(probe, os.W_OK | os.X_OK):
+    probe = place / device.folder
+    try:
+        while not probe.exists() and probe != probe.parent:
+            probe = probe.parent
+        writable = probe.is_dir() and os.access(probe, os.W_OK | os.X_OK)
+    except (OSError, RuntimeError):
+        writable = False
+    if not writable:
         raise CacheError(
             f"the cache at {place} cannot be written; "
             "set SHAPETUNE_CACHE (or --cache) to a folder that you may write to"

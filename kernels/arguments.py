@@ -11,13 +11,15 @@ from ..cache.errors import ConfigError, ProblemError
 
 
 def as_arrays(names: Sequence[str], arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments as arrays; None stays None.
+    """The arguments as arrays; None stays None, but for the first three.
 
     Raises:
-        ProblemError: One cannot be made an array.
+        ProblemError: One cannot be made an array, or query, key or value is None.
     """
     out = []
-    for name, one in zip(names, arrays, strict=True):
+    for position, (name, one) in enumerate(zip(names, arrays, strict=True)):
+        if one is None and position < 3:
+            raise ProblemError(f"{name} must be an array, got None")
         try:
             out.append(None if one is None else jnp.asarray(one))
         except (TypeError, ValueError) as error:
@@ -33,5 +35,7 @@ def check_config(config: Any) -> None:
     Raises:
         ConfigError: It does not.
     """
-    if config is not None and not isinstance(config, Mapping):
+    if config is None:
+        return
+    if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
         raise ConfigError(f"config must map parameter names to values, got {config!r}")

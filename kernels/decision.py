@@ -81,7 +81,8 @@ class Settings:
     def from_environment(cls) -> Settings:
         """The settings as the environment has them now."""
         return cls(
-            disabled=os.environ.get("SHAPETUNE_DISABLE", "") not in ("", "0"),
+            disabled=os.environ.get("SHAPETUNE_DISABLE", "").lower()
+            not in ("", "0", "false", "no"),
             on_miss=_one_of("SHAPETUNE_ON_MISS", _ON_MISS, cls.on_miss),
             stale=_one_of("SHAPETUNE_STALE", choice.POLICIES, cls.stale),
         )

@@ -55,12 +55,12 @@ class State:
             found = self._decisions.get(problem)
             if found is None:
                 found = decide(op, problem, current_device(), self.records, self.settings)
-                self._report(found)
                 self._decisions[problem] = found
             return found
 
-    def _report(self, decision: Decision) -> None:
-        if decision.tier == "exact" or self.settings.disabled:
+    def report_miss(self, decision: Decision) -> None:
+        """Warns or raises, as the settings say, of a decision that no record supports."""
+        if decision.tier != "heuristic" or self.settings.disabled:
             return
         if self.settings.on_miss == "error":
             raise UntunedError(
@@ -167,12 +167,20 @@ def prepare(
             f"config={config!r} needs an implementation to belong to; "
             'name one, such as implementation="blockwise"'
         )
-    plain = state().decide(op, problem).candidate
-    differentiated = state().decide(op, training).candidate
-    plain_function = op.bind(problem, plain, static)
-    if plain == differentiated:
+    current = state()
+    plain = current.decide(op, problem)
+    differentiated = current.decide(op, training)
+    current.report_miss(plain)
+    plain_function = op.bind(problem, plain.candidate, static)
+    if plain.candidate == differentiated.candidate:
         return plain_function
-    return _differently_under_gradient(plain_function, op.bind(training, differentiated, static))
+
+    def in_training(*arrays: Any) -> Any:
+        current.report_miss(differentiated)
+        return trained(*arrays)
+
+    trained = op.bind(training, differentiated.candidate, static)
+    return _differently_under_gradient(plain_function, in_training)
 
 
 def forced(

@@ -160,11 +160,15 @@ class Expected:
             the name of an input.
         index: Index into that output.
         value: The right values there, float64.
+        condition: How much the rounding of a float32 intermediate is amplified:
+            exp(s) has a relative error of |s| times that of s, so the largest
+            score in absolute value.
     """
 
     output: str
     index: tuple[Any, ...]
     value: Any
+    condition: float = 0.0
 
 
 @dataclasses.dataclass

@@ -112,8 +112,8 @@ def _as_number(scale: Any, arrays: tuple[Any, ...]) -> tuple[float | None, tuple
         return 1.0, ((query.astype(jnp.float32) * scale).astype(query.dtype), *arrays[1:])
     try:
         number = float(scale)
-    except (TypeError, ValueError):
-        raise ProblemError(f"scale must be a number, got {scale!r}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ProblemError(f"scale must be a finite number, got {scale!r:.60}") from None
     if not math.isfinite(number):
         raise ProblemError(f"scale must be finite, got {number}")
     return number, arrays

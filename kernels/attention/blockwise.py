@@ -21,9 +21,10 @@ from ._blockwise_exp import EXPONENTIALS
 from ._blockwise_forward import Exp, forward
 from ._blockwise_tiles import Blocks, Layout
 
-#: One step over at most this many scores; more never fits a processor's caches.
-_MAX_TILE = 2**21
-_BLOCKS = (128, 256, 512, 1024, 2048)
+#: Scores in one tile: fewer do not keep the threads busy, more fit no processor's caches.
+_MIN_TILE, _MAX_TILE = 2**18, 2**21
+_MAX_TILE_HEADS = 8
+_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def blockwise(
@@ -66,6 +67,9 @@ def blockwise(
     left, right = local_window_size if local_window_size is not None else (None, None)
     if is_causal:
         right = 0 if right is None else min(right, 0)
+    if key_value_seq_lengths is not None:
+        # The padding beyond the last key must stay unseen whatever the length says.
+        key_value_seq_lengths = jnp.minimum(key_value_seq_lengths, key.shape[1])
     call = _Call(scale, left, right, tuple(sorted(config.items())))
     arrays = (query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths)
     out, lse = _attend(call, *arrays)
@@ -129,47 +133,51 @@ def _attend_bwd(call: _Call, residuals: Any, grads: tuple[Array, Array]) -> tupl
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _block_choices(size: int) -> tuple[int, ...]:
-    """Block sizes up to the first that covers the whole axis."""
-    small = tuple(b for b in _BLOCKS if b < size)
-    return small + tuple(b for b in _BLOCKS[len(small) : len(small) + 1])
+def _block_choices(size: int, least: int, most: int) -> tuple[int, ...]:
+    """Block sizes from ``least`` to ``most``, and no more than cover the axis."""
+    cover = next((block for block in _BLOCKS if block >= size), most)
+    return tuple(b for b in _BLOCKS if min(least, cover) <= b <= min(most, cover))
 
 
 def _tile_heads_choices(problem: Problem) -> tuple[int, ...]:
-    """Heads per step: one, two, or all; none splits a group unevenly."""
-    fits = [n for n in (1, 2, 4, 8, problem.heads) if _divides(n, problem)]
-    return tuple(sorted(set(fits)))
-
-
-def _divides(tile_heads: int, problem: Problem) -> bool:
-    group = problem.group
-    even = group % tile_heads == 0 or tile_heads % group == 0
-    return tile_heads <= problem.heads and problem.heads % tile_heads == 0 and even
+    """Heads per step that divide the heads, or a group of them, evenly."""
+    return tuple(
+        n
+        for n in range(1, _MAX_TILE_HEADS + 1)
+        if problem.heads % n == 0 and (problem.group % n == 0 or n % problem.group == 0)
+    )
 
 
 def _space(problem: Problem, device: Device) -> Space:
     choices: dict[str, tuple[Any, ...]] = {
-        "block_q": _block_choices(problem.seq),
-        "block_k": _block_choices(problem.kv_seq),
+        "block_q": _block_choices(problem.seq, 256, 4096),
+        "block_k": _block_choices(problem.kv_seq, 256, 1024),
         "tile_heads": _tile_heads_choices(problem),
     }
+    if problem.mode == "fwd_bwd":
+        choices["block_q_bwd"] = _block_choices(problem.seq, 512, 1024)
+        choices["block_k_bwd"] = _block_choices(problem.kv_seq, 512, 1024)
+    cpu = device.platform == "cpu"
+    # Elsewhere the exponential is no bottleneck.
+    choices["exp"] = ("polynomial",) if cpu else ("native",)
     if problem.dtype != "float32":
         # XLA cannot multiply every shape of 16-bit tile on a CPU, and is slow where it can.
-        choices["compute"] = ("float32",) if device.platform == "cpu" else ("float32", "input")
-    choices["exp"] = ("native", "polynomial")
-    if problem.mode == "fwd_bwd":
-        choices["block_q_bwd"] = choices["block_q"]
-        choices["block_k_bwd"] = choices["block_k"]
+        choices["compute"] = ("float32",) if cpu else ("float32", "input")
+    return Space(choices, (lambda config: _fits(problem, config),))
 
-    def fits(config: Config) -> bool:
-        return all(
-            int(config["tile_heads"]) * int(config[f"block_q{s}"]) * int(config[f"block_k{s}"])
-            <= _MAX_TILE
-            for s in ("", "_bwd")
-            if f"block_q{s}" in config
-        )
 
-    return Space(choices, (fits,))
+def _fits(problem: Problem, config: Config) -> bool:
+    """Whether every tile is of a size worth a step."""
+    heads = int(config["tile_heads"])
+    most = _tile_heads_choices(problem)[-1]
+    for suffix in ("", "_bwd"):
+        if f"block_q{suffix}" in config:
+            rows = min(int(config[f"block_q{suffix}"]), problem.seq)
+            columns = min(int(config[f"block_k{suffix}"]), problem.kv_seq)
+            scores = heads * rows * columns
+            if (scores > _MAX_TILE and heads > 1) or (scores < _MIN_TILE and heads < most):
+                return False
+    return True
 
 
 def _supports(problem: Problem, device: Device) -> str | None:
@@ -179,13 +187,22 @@ def _supports(problem: Problem, device: Device) -> str | None:
 
 
 def _default_config(problem: Problem, device: Device) -> Config:
-    block_q = min(512, _block_choices(problem.seq)[-1])
-    block_k = min(512, _block_choices(problem.kv_seq)[-1])
-    config: dict[str, Any] = {"block_q": block_q, "block_k": block_k, "tile_heads": 1}
-    if problem.dtype != "float32":
-        config["compute"] = "float32" if device.platform == "cpu" else "input"
+    """Tall tiles of about a million scores, which is where XLA's products are fast on a CPU."""
+    limited = problem.causal or problem.window is not None
+    block_q = _block_choices(problem.seq, 256, 2048 if limited else 4096)[-1]
+    block_k = _block_choices(problem.kv_seq, 256, 512)[-1]
+    choices = _tile_heads_choices(problem)
+    tile = min(block_q, problem.seq) * min(block_k, problem.kv_seq)
+    heads = max(n for n in choices if n == 1 or n * tile <= _MAX_TILE // 2)
+    config: dict[str, Any] = {"block_q": block_q, "block_k": block_k, "tile_heads": heads}
     if problem.mode == "fwd_bwd":
-        config.update(block_q_bwd=block_q, block_k_bwd=block_k)
+        most = 512 if limited else 1024
+        config["block_q_bwd"] = _block_choices(problem.seq, 512, most)[-1]
+        config["block_k_bwd"] = _block_choices(problem.kv_seq, 512, most)[-1]
+    cpu = device.platform == "cpu"
+    config["exp"] = "polynomial" if cpu else "native"
+    if problem.dtype != "float32":
+        config["compute"] = "float32" if cpu else "input"
     return config
 
 

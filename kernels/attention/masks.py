@@ -12,9 +12,9 @@ Array = jax.Array
 
 def finite_bias(bias: Array | None) -> Array | None:
     """The bias with -inf made finite: a row of -inf alone would be 0/0 in a softmax."""
-    return (
-        None if bias is None else jnp.where(bias == -jnp.inf, jnp.asarray(-1e30, bias.dtype), bias)
-    )
+    if bias is None or not jnp.issubdtype(bias.dtype, jnp.inexact):
+        return bias
+    return jnp.where(bias == -jnp.inf, jnp.asarray(-1e30, bias.dtype), bias)
 
 
 def zero_blind_rows(

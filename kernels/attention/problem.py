@@ -6,6 +6,7 @@ One function makes the problem, for tuning and for dispatch alike.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ NAMES = (
     "key_value_seq_lengths",
 )
 _AXES = "bnts"
+_WORD = re.compile(r"(bias|mask)\[b?n?t?s?\]|q_lengths|kv_lengths|residual|precision\[[a-z0-9_]+\]")
 
 
 def canonical_window(
@@ -55,6 +57,12 @@ def canonical(problem: Problem) -> Problem:
         if window < 0:
             raise ProblemError(f"window must be at least 0, got {window}")
         window = (window, window)
+    for word in problem.features:
+        if not _WORD.fullmatch(word):
+            raise ProblemError(
+                f"features holds {word!r}, which attention does not know; it knows bias[axes] and "
+                "mask[axes] with axes of bnts, q_lengths, kv_lengths, residual, precision[name]"
+            )
     found = canonical_window(window, problem.seq, problem.kv_seq, problem.causal)
     return problem.replace(window=found)
 
@@ -152,7 +160,10 @@ def _check_arrays(query: Any, key: Any, value: Any) -> None:
 
 def _varies(name: str, array: Any, full: tuple[int, ...]) -> str:
     """The axes along which an array is not broadcast, as letters."""
-    if any(have not in (1, want) for have, want in zip(array.shape, full, strict=True)):
+    fits = len(array.shape) == 4 and all(
+        have in (1, want) for have, want in zip(array.shape, full, strict=True)
+    )
+    if not fits:
         raise ProblemError(
             f"{name} has shape {list(array.shape)}; each axis must be 1 or that of "
             f"[B, N, T, S] = {list(full)}"

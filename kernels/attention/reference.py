@@ -34,6 +34,7 @@ class _Slice:
     mask: np.ndarray | None
     query_length: int
     key_value_length: int
+    largest_score: float = 0.0
 
 
 def expect(problem: Problem, inputs: Inputs, slices: int = 2) -> list[Expected]:
@@ -63,6 +64,7 @@ def _expect_slice(problem: Problem, inputs: Inputs, batch: int, kv_head: int) ->
     found: list[Expected] = []
     key_gradient = np.zeros((problem.kv_seq, problem.dim))
     value_gradient = np.zeros((problem.kv_seq, problem.value_dim))
+    largest_score = 0.0
     for head in heads:
         one = _take(inputs, batch, head, kv_head)
         out = np.zeros((len(rows), problem.value_dim))
@@ -85,6 +87,7 @@ def _expect_slice(problem: Problem, inputs: Inputs, batch: int, kv_head: int) ->
                 query_gradient[at] = scores_gradient @ one.key / math.sqrt(problem.dim)
                 if bias_gradient is not None:
                     bias_gradient[at] = scores_gradient
+        largest_score = max(largest_score, one.largest_score)
         where: Any = rows if len(rows) < problem.seq else slice(None)
         found.append(Expected("out", (batch, where, head), out))
         if training:
@@ -94,7 +97,7 @@ def _expect_slice(problem: Problem, inputs: Inputs, batch: int, kv_head: int) ->
     if training:
         found.append(Expected("grad_key", (batch, slice(None), kv_head), key_gradient))
         found.append(Expected("grad_value", (batch, slice(None), kv_head), value_gradient))
-    return found
+    return [dataclasses.replace(one, condition=largest_score) for one in found]
 
 
 def _rows(problem: Problem) -> np.ndarray:
@@ -141,6 +144,8 @@ def _softmax(problem: Problem, one: _Slice, rows: np.ndarray) -> np.ndarray:
     if one.mask is not None:
         scores = np.where(one.mask if one.mask.shape[0] == 1 else one.mask[rows], scores, -np.inf)
     scores[rows >= one.query_length] = -np.inf
+    finite = np.abs(scores, where=np.isfinite(scores), out=np.zeros_like(scores))
+    one.largest_score = max(one.largest_score, float(finite.max()))
     top = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
     total = weights.sum(-1, keepdims=True)

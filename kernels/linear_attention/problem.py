@@ -111,6 +111,12 @@ def canonical(problem: Problem) -> Problem:
         raise ProblemError(
             f"kv_seq must equal seq in linear_attention, got {problem.kv_seq} and {problem.seq}"
         )
+    unknown = set(problem.features) - {"relu", "state"}
+    if unknown:
+        raise ProblemError(
+            f"features holds {sorted(unknown)}, which linear_attention does not know; "
+            "it knows relu and state"
+        )
     return problem.replace(causal=True, window=min(window_of(problem), problem.seq - 1))
 
 

@@ -4,7 +4,13 @@ import shapetune
 from shapetune.autotune import Listener, Options, grid
 from shapetune.autotune.measure import Effort
 from shapetune.cache import Candidate, load
-from shapetune.cache.errors import CacheError, ProblemError, ShapetuneError, UnknownNameError
+from shapetune.cache.errors import (
+    CacheError,
+    ProblemError,
+    ShapetuneError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from shapetune.kernels import Implementation, Space, get_op
 
 from ..samples import problem
@@ -64,6 +70,19 @@ def test_a_tuned_problem_is_not_tuned_again_unless_asked(own_cache):
     assert (second, notes.fresh, notes.trials) == (first, [False], [])
     shapetune.tune("attention", SMALL, options=Options(**{**QUICK.__dict__, "again": True}))
     assert len(load([own_cache])) == 2
+
+
+def test_a_more_thorough_search_is_not_stopped_by_a_lesser_one(own_cache):
+    lesser = Options(**{**QUICK.__dict__, "trials": 1, "implementations": ("xla",)})
+    shapetune.tune("attention", SMALL, options=lesser)
+    (one,) = shapetune.tune("attention", SMALL, options=QUICK)
+    assert len(one.trials) > 1
+
+
+def test_an_implementation_that_cannot_serve_is_refused_by_its_reason(own_cache):
+    options = Options(**{**QUICK.__dict__, "implementations": ("cudnn",)})
+    with pytest.raises(UnsupportedError, match="NVIDIA"):
+        shapetune.tune("attention", SMALL, options=options)
 
 
 def test_faulty_implementations_do_not_end_a_run_or_win(own_cache):
@@ -141,7 +160,9 @@ def test_bad_requests_are_refused_before_anything_runs(own_cache, tmp_path):
     blocker.write_text("x")
     with pytest.raises(CacheError, match="file"):
         shapetune.tune("attention", SMALL, cache=blocker)
-    for options in ({"trials": 0}, {"budget": -1}, {"pairs": 2}):
+    with pytest.raises(ProblemError, match="zzz"):
+        shapetune.tune("attention", {**SMALL, "features": ("zzz",)})
+    for options in ({"trials": 0}, {"budget": -1}, {"pairs": 2}, {"seed": -1}):
         with pytest.raises(ShapetuneError, match=next(iter(options))):
             Options(**options)
 

@@ -55,9 +55,10 @@ def test_tolerances_follow_dtype_length_and_the_plain_implementation():
     floor = verify.rounding_floor(about)
     assert verify.rounding_floor(about.replace(dtype="bfloat16")) > 100 * floor
     assert verify.rounding_floor(about.replace(kv_seq=4096)) > floor
-    low, high = verify.tolerances(about, [0.0, 0.01], 2)
+    assert verify.rounding_floor(about, 500.0) > 10 * floor
+    low, high = verify.tolerances(about, [0.0, 0.01], EXPECTED)
     assert low == floor
     assert high == pytest.approx(0.03)
-    assert verify.tolerances(about, None, 1) == [verify.BASELINE_FACTOR * floor]
-    assert math.isfinite(verify.tolerances(about, [math.inf], 1)[0])
+    assert verify.tolerances(about, None, EXPECTED[:1]) == [verify.BASELINE_FACTOR * floor]
+    assert math.isfinite(verify.tolerances(about, [math.inf], EXPECTED[:1])[0])
     assert dataclasses.replace(verify.Check(0.2, 0.1, "out")).passed is False

@@ -45,7 +45,11 @@ def test_a_single_file_is_a_cache_to_read_and_not_to_write(tmp_path):
 def test_a_file_of_something_else_is_refused_by_name(tmp_path):
     other = tmp_path / "notes.txt"
     other.write_text("hello")
-    for use in (lambda: load([other]), lambda: publish(other, MANY), lambda: check_writable(other)):
+    for use in (
+        lambda: load([other]),
+        lambda: publish(other, MANY),
+        lambda: check_writable(other, current_device()),
+    ):
         with pytest.raises(CacheError, match=r"notes\.txt.*not a shapetune cache"):
             use()
     assert other.read_text() == "hello"
@@ -57,14 +61,14 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path):
     with pytest.raises(CacheError, match="SHAPETUNE_CACHE"):
         publish(blocker / "below", MANY)
     with pytest.raises(CacheError, match="SHAPETUNE_CACHE"):
-        check_writable(blocker / "below")
+        check_writable(blocker / "below", current_device())
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_folder_is_refused_before_the_work(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(CacheError):
-        check_writable(tmp_path / "cache")
+        check_writable(tmp_path / "cache", current_device())
 
 
 def test_no_temporary_file_is_left(tmp_path):
@@ -133,3 +137,22 @@ def test_writers_that_are_killed_leave_what_was_published(tmp_path):
     child.wait()
     child.stdout.close()
     assert set(printed) <= load([tmp_path / "target"]).ids
+
+
+def test_what_is_no_regular_file_is_skipped_and_not_waited_for(tmp_path):
+    publish(tmp_path, MANY)
+    folder = tmp_path / current_device().folder
+    os.mkfifo(folder / "pipe.msgpack")
+    (folder / "endless.msgpack").symlink_to("/dev/zero")
+    (folder / "loop.msgpack").symlink_to(folder / "loop.msgpack")
+    found = load([tmp_path])
+    assert len(found) == len(MANY)
+    assert len(found.damage) == 3
+
+
+def test_a_device_folder_that_is_a_file_is_refused_before_the_work(tmp_path):
+    (tmp_path / current_device().folder).write_text("x")
+    with pytest.raises(CacheError, match="cannot be written"):
+        check_writable(tmp_path, current_device())
+    publish(tmp_path, [record(device=current_device().__class__("cpu", "Other", cores=3))])
+    assert len(load([tmp_path])) == 1

@@ -234,6 +234,9 @@ BAD = [
     (lambda q, k, v: (q, k, v), {"key_value_seq_lengths": jnp.ones(3, jnp.int32)}, ["key_value_seq_lengths", "[2]"]),
     (lambda q, k, v: (q, k, v), {"query_seq_lengths": jnp.ones(2)}, ["query_seq_lengths", "int32"]),
     (lambda q, k, v: ("text", k, v), {}, ["query", "str"]),
+    (lambda q, k, v: (None, k, v), {}, ["query", "None"]),
+    (lambda q, k, v: (q, k, v), {"scale": 10**400}, ["scale", "finite"]),
+    (lambda q, k, v: (q, k, v), {"bias": jnp.ones((1, 1, 1, 40, 56))}, ["bias", "[1, 1, 1, 40, 56]"]),
 ]  # fmt: skip
 
 
@@ -287,3 +290,22 @@ def test_equal_windows_are_one_problem():
     assert problem((100, 100), False) == problem(None, False)
     assert problem((7, 3), True) == problem((7, 0), True) == problem((7, 99), True)
     assert problem((7, 3), False) != problem((7, 0), False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", [56, 57, 99, 1000])
+def test_a_length_beyond_the_keys_sees_all_keys_and_no_padding(name, length):
+    arrays = _arrays()
+    lengths = jnp.full(2, length, jnp.int32)
+    got = shapetune.attention(*arrays, key_value_seq_lengths=lengths, implementation=name)
+    want = jax.nn.dot_product_attention(*arrays)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_integer_bias_is_taken(name):
+    arrays = _arrays()
+    bias = jnp.arange(56).reshape(1, 1, 1, 56) % 3
+    got = shapetune.attention(*arrays, bias, implementation=name)
+    want = jax.nn.dot_product_attention(*arrays, bias)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
