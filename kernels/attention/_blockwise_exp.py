@@ -26,8 +26,8 @@ _POWERS = tuple(
 def polynomial_exp(x: Array) -> Array:
     """exp(x) of float32 x ≤ 0, exactly 0 below -88.
 
-    The relative error is at most 3e-7 + 1.2e-7 · |x|: below 2e-7 of the largest
-    weight of a softmax wherever it is.
+    The relative error is at most 3e-7 + 1.2e-7 · |x|, so no weight of a softmax
+    is off by more than 3e-7 of the largest.
 
     2^n is put together from its bits and 2^f, |f| ≤ 1/2, is a polynomial, as
     in Cody & Waite, Software Manual for the Elementary Functions (1980).
