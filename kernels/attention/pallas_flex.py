@@ -48,12 +48,12 @@ class Listed:
 
     def keys(self, refs: Refs, blocks: Blocks, batch: Index, head: Index, i: Index) -> list[Run]:
         """The key blocks that the i-th query block visits."""
-        row = i // (self.block_q // blocks.q)
+        row, _ = triton.divide(i, self.block_q // blocks.q)
         return _runs(refs, "keys", batch, head, row, self.block_k // blocks.k)
 
     def queries(self, refs: Refs, blocks: Blocks, batch: Index, head: Index, i: Index) -> list[Run]:
         """The query blocks that visit the i-th key block."""
-        row = i // (self.block_k // blocks.k)
+        row, _ = triton.divide(i, self.block_k // blocks.k)
         return _runs(refs, "queries", batch, head, row, self.block_q // blocks.q)
 
 
@@ -65,7 +65,8 @@ def _runs(refs: Refs, side: str, batch: Index, head: Index, row: Index, split: i
         b, h = (batch if index.shape[0] > 1 else 0), (head if index.shape[1] > 1 else 0)
 
         def block(n: Index, index: Any = index, b: Index = b, h: Index = h) -> Index:
-            return triton.load(index, (b, h, row, n // split)) * split + n % split
+            listed, part = triton.divide(n, split)
+            return triton.load(index, (b, h, row, listed)) * split + part
 
         stop = triton.load(count, (b, h, row)) * split
         runs.append(Run(0, stop, kind == "partial", block))

@@ -330,16 +330,17 @@ def backward_bias(kernel: Kernel, refs: Refs) -> None:
     x, bias_head, bias_batch = triton.program_ids(3)
     batches, heads, rows, _ = refs["bias"].shape
     key_blocks, query_blocks = -(-sizes.kv_seq // bk), -(-sizes.seq // bq)
-    own, k_start = x // key_blocks, x % key_blocks * bk
+    own, key_block = triton.divide(x, key_blocks)
+    k_start = key_block * bk
     seq, kv_seq = ragged(sizes.seq, bq), ragged(sizes.kv_seq, bk)
     shared_heads = sizes.heads if heads == 1 else 1
     shared_blocks = query_blocks if rows == 1 else 1
 
     def step(n: Index, acc: Array) -> Array:
-        i = own + n % shared_blocks
-        head = bias_head + n // shared_blocks % shared_heads
-        batch = bias_batch + n // (shared_blocks * shared_heads)
-        kv_head, q_start = head // sizes.group, i * bq
+        n, block = triton.divide(n, shared_blocks)
+        n, shared_head = triton.divide(n, shared_heads)
+        i, head, batch = own + block, bias_head + shared_head, bias_batch + n
+        kv_head, q_start = triton.divide(head, sizes.group)[0], i * bq
         query = rows_of(refs["query"], batch, q_start, bq, head, seq, sizes.dim)
         grad_out = rows_of(refs["grad_out"], batch, q_start, bq, head, seq, sizes.value_dim)
         key = rows_of(refs["key"], batch, k_start, bk, kv_head, kv_seq, sizes.dim)

@@ -130,6 +130,16 @@ def span(start: Index, size: int) -> Any:
     return pl.ds(start, size)
 
 
+def divide(n: Index, by: int) -> tuple[Index, Index]:
+    """Quotient and remainder of an index that is not negative.
+
+    ``//`` and ``%`` of jax.numpy do not lower in jax 0.10: they compare signs.
+    """
+    if isinstance(n, int):
+        return divmod(n, by)
+    return (n, 0) if by == 1 else (lax.div(n, np.int32(by)), lax.rem(n, np.int32(by)))
+
+
 def positions(start: Index, size: int, axis: int) -> jax.Array:
     """The ``size`` indices from ``start``, int32, along one axis of a tile."""
     return start + lax.broadcasted_iota(jnp.int32, (1, size) if axis else (size, 1), axis)
