@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ...cache.key import Config, Device, Problem
 from ..op import Implementation
@@ -59,26 +60,39 @@ class Listed:
 
 def _runs(refs: Refs, side: str, batch: Index, head: Index, row: Index, split: int) -> list[Run]:
     """The blocks of a row of the lists, each cut into ``split`` blocks of the kernel."""
+    lists = refs[f"{side}_lists"]
+    b, h = (batch if lists.shape[0] > 1 else 0), (head if lists.shape[1] > 1 else 0)
     runs = []
-    for kind in ("full", "partial"):
-        count, index = refs[f"{side}_{kind}_count"], refs[f"{side}_{kind}_index"]
-        b, h = (batch if index.shape[0] > 1 else 0), (head if index.shape[1] > 1 else 0)
+    for kind, masked in enumerate((False, True)):
 
-        def block(n: Index, index: Any = index, b: Index = b, h: Index = h) -> Index:
+        def block(n: Index, kind: int = kind) -> Index:
             listed, part = triton.divide(n, split)
-            return triton.load(index, (b, h, row, listed)) * split + part
+            return triton.load(lists, (b, h, row, kind, listed + 1)) * split + part
 
-        stop = triton.load(count, (b, h, row)) * split
-        runs.append(Run(0, stop, kind == "partial", block))
+        stop = triton.load(lists, (b, h, row, kind, 0)) * split
+        runs.append(Run(0, stop, masked, block))
     return runs
 
 
 def _list_arrays(keys: Lists, queries: Lists) -> dict[str, Any]:
-    return {
-        f"{side}_{name}": jnp.asarray(array)
-        for side, lists in (("keys", keys), ("queries", queries))
-        for name, array in lists._asdict().items()
-    }
+    return {"keys_lists": _packed(keys), "queries_lists": _packed(queries)}
+
+
+def _packed(lists: Lists) -> Array:
+    """Full, then partly seen blocks of each row, each behind its count.
+
+    int32 [B, N, rows, 2, 1 + columns]. One array, since XLA makes the counts alone,
+    which may all be equal, anew in each call, and in temporary memory.
+    """
+    xp = np if all(isinstance(array, np.ndarray) for array in lists) else jnp
+    kinds = [
+        xp.concatenate([count[..., None], index], axis=-1)
+        for count, index in (
+            (lists.full_count, lists.full_index),
+            (lists.partial_count, lists.partial_index),
+        )
+    ]
+    return jnp.asarray(xp.stack(kinds, axis=-2))
 
 
 def pallas_flex(
