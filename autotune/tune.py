@@ -25,6 +25,7 @@ from ..cache.choice import rank
 from ..cache.errors import ShapetuneError, UnsupportedError
 from ..cache.key import Candidate, Device, Problem
 from ..cache.record import Comparison, Provenance, Record, Trial, Verification
+from ..cache.record_set import RecordSet
 from ..kernels import default
 from ..kernels.decision import versions
 from ..kernels.device import current_device
@@ -165,7 +166,7 @@ def tune(
                 if record is None:
                     continue
                 store.publish(place, [record])
-                known |= store.RecordSet([record.to_bytes()])
+                known |= RecordSet([record.to_bytes()])
                 listener.problem_done(index, record, True)
             else:
                 listener.problem_done(index, record, False)
@@ -192,7 +193,7 @@ def _problem(op: str, one: Problem | Mapping[str, Any]) -> Problem:
 
 
 def _known(
-    op: Op, known: store.RecordSet, device: Device, problem: Problem, options: Options
+    op: Op, known: RecordSet, device: Device, problem: Problem, options: Options
 ) -> Record | None:
     """The record of a search at least as thorough, made with the versions in use."""
     for record in rank(known.exact(device, problem), versions(op), "strict"):
@@ -210,7 +211,7 @@ def _tune_one(
     op: Op,
     problem: Problem,
     device: Device,
-    known: store.RecordSet,
+    known: RecordSet,
     options: Options,
     listener: Listener,
     index: int,
@@ -260,7 +261,7 @@ def _tune_one(
     )
 
 
-def _seeds(op: Op, known: store.RecordSet, device: Device, problem: Problem) -> list[Candidate]:
+def _seeds(op: Op, known: RecordSet, device: Device, problem: Problem) -> list[Candidate]:
     """Every implementation's default, then the winners of problems of the same family."""
     seeds = [
         Candidate(name, one.default_config(problem, device))

@@ -3,7 +3,8 @@
 from .choice import Versions, nearest, rank
 from .key import Candidate, Config, Device, Problem
 from .record import Comparison, Provenance, Record, Trial, Verification
-from .store import Damage, RecordSet, check_writable, default_places, load, publish
+from .record_set import Damage, RecordSet
+from .store import check_writable, default_places, load, publish
 
 __all__ = [
     "Candidate",

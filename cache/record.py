@@ -7,24 +7,18 @@ data to be checked: every type, size and range is, before a record exists.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgpack
 
+from .envelope import SCHEMA, Head, read_head, record_id, unpack
 from .errors import ProblemError, RecordError
+from .fields import build, candidate, candidate_map
 from .key import Candidate, Device, Problem
 
-#: Raised when the layout below changes; older layouts stay readable.
-SCHEMA = 1
-#: The one kind of record so far: a problem tuned.
+#: The kind of record that this is: a problem tuned.
 KIND = "tuning"
 
-MAX_RECORD_BYTES = 4 * 2**20
-_MAX_TEXT = 2000
-_MAX_CONFIG = 32
 _MAX_TRIALS = 20_000
 
 STATUSES = (
@@ -156,8 +150,8 @@ class Record:
         body = {
             "problem": self.problem.to_map(),
             "device": self.device.to_map(),
-            "chosen": _candidate_map(self.chosen),
-            "heuristic": _candidate_map(self.heuristic),
+            "chosen": candidate_map(self.chosen),
+            "heuristic": candidate_map(self.heuristic),
             "comparison": dataclasses.asdict(self.comparison),
             "verification": {
                 **dataclasses.asdict(self.verification),
@@ -166,52 +160,13 @@ class Record:
             "provenance": dataclasses.asdict(self.provenance),
             "trials": trials,
         }
-        head = [SCHEMA, KIND, self.device.key, self.problem.family, self.problem.key]
-        return bytes(msgpack.packb([*head, msgpack.packb(body)]))
+        about = (self.device.key, self.problem.family, self.problem.key)
+        return Head(SCHEMA, KIND, *about, msgpack.packb(body)).seal()
 
     @property
     def id(self) -> str:
         """A hash of the bytes, 32 hexadecimal digits."""
         return record_id(self.to_bytes())
-
-
-def record_id(payload: bytes) -> str:
-    """The id of the record with these bytes."""
-    return hashlib.blake2b(payload, digest_size=16).hexdigest()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Head:
-    """The part of a record's bytes that the index needs, and the bytes of the rest."""
-
-    device_key: str
-    family: str
-    problem_key: str
-    body: bytes
-
-
-def read_head(payload: bytes) -> Head:
-    """The head of a record's bytes.
-
-    Raises:
-        RecordError: They are not a record of a schema and kind known here.
-    """
-    parts = _unpack(payload)
-    if not isinstance(parts, list) or len(parts) != 6:
-        raise RecordError("not a record: the outer list is missing")
-    schema, kind, device_key, family, problem_key, body = parts
-    if schema != SCHEMA or kind != KIND:
-        raise RecordError(
-            f"schema {schema!r:.20}, kind {kind!r:.40} is not known to this version of shapetune"
-        )
-    if not (
-        isinstance(device_key, str)
-        and isinstance(family, str)
-        and isinstance(problem_key, str)
-        and isinstance(body, bytes)
-    ):
-        raise RecordError("not a record: the head has wrong types")
-    return Head(device_key, family, problem_key, body)
 
 
 def read_record(payload: bytes) -> Record:
@@ -220,19 +175,25 @@ def read_record(payload: bytes) -> Record:
     Raises:
         RecordError: Something in them is missing, of a wrong type or out of range.
     """
-    head = read_head(payload)
-    body = _unpack(head.body)
+    return from_head(read_head(payload))
+
+
+def from_head(head: Head) -> Record:
+    """The record that starts with this head; as ``read_record``."""
+    if head.schema != SCHEMA or head.kind != KIND:
+        raise RecordError(f"schema {head.schema}, kind {head.kind!r:.40} is not a tuning record's")
+    body = unpack(head.body)
     if not isinstance(body, dict):
         raise RecordError("the body is not a map")
     try:
         record = Record(
             problem=Problem.from_map(body.get("problem")),
             device=Device.from_map(body.get("device")),
-            chosen=_candidate(body.get("chosen")),
-            heuristic=_candidate(body.get("heuristic")),
-            comparison=_build(Comparison, body.get("comparison")),
-            verification=_build(Verification, body.get("verification")),
-            provenance=_build(Provenance, body.get("provenance")),
+            chosen=candidate(body.get("chosen")),
+            heuristic=candidate(body.get("heuristic")),
+            comparison=build(Comparison, body.get("comparison")),
+            verification=build(Verification, body.get("verification")),
+            provenance=build(Provenance, body.get("provenance")),
             trials=_trials(body.get("trials")),
         )
     except ProblemError as error:
@@ -246,25 +207,16 @@ def read_record(payload: bytes) -> Record:
     return record
 
 
-def _unpack(data: bytes) -> Any:
-    if len(data) > MAX_RECORD_BYTES:
-        raise RecordError(f"{len(data)} bytes are more than a record may have")
-    try:
-        return msgpack.unpackb(data, strict_map_key=True, raw=False)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise RecordError(f"not msgpack: {type(error).__name__}: {error}"[:200]) from error
-
-
 def _flat(trial: Trial) -> list[Any]:
     values = [getattr(trial, f.name) for f in dataclasses.fields(trial)]
-    values[0] = _candidate_map(trial.candidate)
+    values[0] = candidate_map(trial.candidate)
     return values
 
 
 def _trials(blob: object) -> tuple[Trial, ...]:
     if not isinstance(blob, bytes):
         raise RecordError("trials must be bytes")
-    rows = _unpack(blob)
+    rows = unpack(blob)
     if not isinstance(rows, list) or len(rows) > _MAX_TRIALS:
         raise RecordError("trials must be a list of bounded length")
     names = [f.name for f in dataclasses.fields(Trial)]
@@ -272,78 +224,8 @@ def _trials(blob: object) -> tuple[Trial, ...]:
     for row in rows:
         if not isinstance(row, list) or len(row) != len(names):
             raise RecordError("a trial has the wrong number of fields")
-        trial = _build(Trial, dict(zip(names, row, strict=True)))
+        trial = build(Trial, dict(zip(names, row, strict=True)))
         if trial.status not in STATUSES:
             raise RecordError(f"a trial has the unknown status {trial.status!r:.40}")
         out.append(trial)
     return tuple(out)
-
-
-def _candidate_map(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "implementation": candidate.implementation,
-        "config": {name: candidate.config[name] for name in sorted(candidate.config)},
-    }
-
-
-def _candidate(value: object) -> Candidate:
-    if not isinstance(value, Mapping) or set(value) != {"implementation", "config"}:
-        raise RecordError("a candidate must be a map of implementation and config")
-    name, config = value["implementation"], value["config"]
-    if not isinstance(name, str) or not 0 < len(name) <= 64:
-        raise RecordError(f"an implementation's name is not one: {name!r:.80}")
-    if not isinstance(config, dict) or len(config) > _MAX_CONFIG:
-        raise RecordError("a config must be a small map")
-    for key, setting in config.items():
-        if not isinstance(key, str) or len(key) > 64 or type(setting) not in (int, str):
-            raise RecordError(f"a config holds {key!r:.40}: {setting!r:.40}")
-        if isinstance(setting, str) and len(setting) > 64:
-            raise RecordError(f"a config's value is too long: {setting!r:.40}")
-    return Candidate(name, config)
-
-
-def _text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _MAX_TEXT
-
-
-def _whole(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**53
-
-
-def _real(value: object) -> bool:
-    # A bool is an int by inheritance, and none of these.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and 0 <= value < 1e15
-
-
-_CHECKS: dict[str, Callable[[object], bool]] = {
-    "str": _text,
-    "int": _whole,
-    "float": _real,
-    "bool": lambda value: isinstance(value, bool),
-    "float | None": lambda value: value is None or _real(value),
-}
-
-
-def _build(kind: type[Any], fields: object) -> Any:
-    """A dataclass from a map whose values are checked by the fields' annotations."""
-    if not isinstance(fields, Mapping):
-        raise RecordError(f"{kind.__name__.lower()} must be a map")
-    values = dict(fields)
-    declared = dataclasses.fields(kind)
-    if set(values) != {f.name for f in declared}:
-        raise RecordError(f"{kind.__name__.lower()} has the wrong fields")
-    for field in declared:
-        value = values[field.name]
-        if field.type == "Candidate":
-            values[field.name] = _candidate(value)
-        elif field.type == "tuple[str, ...]":
-            if not isinstance(value, list) or len(value) > 32 or not all(map(_text, value)):
-                raise RecordError(f"{field.name} must be a short list of words")
-            values[field.name] = tuple(value)
-        elif not _CHECKS[str(field.type)](value):
-            raise RecordError(
-                f"{kind.__name__.lower()}.{field.name} is out of range: {value!r:.80}"
-            )
-    return kind(**values)

@@ -14,8 +14,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from .envelope import MAX_RECORD_BYTES
 from .errors import CacheError
-from .record import MAX_RECORD_BYTES
 
 #: First bytes of every segment: a name, and the version of the framing.
 MAGIC = b"shapetune-cache\x001\n"

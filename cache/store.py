@@ -7,16 +7,16 @@ and listed. A place is a folder with one sub-folder per device, or a single
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .errors import CacheError, RecordError
-from .key import Device, Problem
-from .record import Head, Record, read_head, read_record, record_id
+from .errors import CacheError
+from .key import Device
+from .record import Record
+from .record_set import Damage, RecordSet
 from .segment import MAX_SEGMENT_BYTES, SUFFIX, is_segment, read_frames, write_segment
 
 log = logging.getLogger("shapetune")
@@ -31,85 +31,6 @@ def default_places() -> list[Path]:
     import platformdirs  # only where it is needed: the import of shapetune stays light
 
     return [Path(platformdirs.user_cache_dir("shapetune"))]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Damage:
-    """Something in a cache that was skipped."""
-
-    path: Path
-    reason: str
-
-
-class RecordSet:
-    """A set of records, indexed by problem and by family, decoded when first asked for.
-
-    Union with ``|`` is commutative, associative and idempotent.
-    """
-
-    def __init__(self, payloads: Iterable[bytes] = (), damage: Sequence[Damage] = ()) -> None:
-        self.damage = list(damage)
-        self._payloads: dict[str, bytes] = {}
-        self._exact: dict[tuple[str, str], list[str]] = {}
-        self._family: dict[tuple[str, str], list[str]] = {}
-        self._decoded: dict[str, Record | None] = {}
-        for payload in payloads:
-            self._add(payload, Path("memory"))
-
-    def _add(self, payload: bytes, source: Path) -> None:
-        identity = record_id(payload)
-        if identity in self._payloads:
-            return
-        try:
-            head: Head = read_head(payload)
-        except RecordError as error:
-            self.damage.append(Damage(source, str(error)))
-            return
-        self._payloads[identity] = payload
-        self._exact.setdefault((head.device_key, head.problem_key), []).append(identity)
-        self._family.setdefault((head.device_key, head.family), []).append(identity)
-
-    def __len__(self) -> int:
-        return len(self._payloads)
-
-    def __or__(self, other: RecordSet) -> RecordSet:
-        union = RecordSet((), [*self.damage, *other.damage])
-        for payload in (*self._payloads.values(), *other._payloads.values()):
-            union._add(payload, Path("memory"))
-        return union
-
-    @property
-    def ids(self) -> frozenset[str]:
-        """The ids of all records."""
-        return frozenset(self._payloads)
-
-    @property
-    def payloads(self) -> list[bytes]:
-        """The bytes of all records."""
-        return list(self._payloads.values())
-
-    def exact(self, device: Device, problem: Problem) -> list[Record]:
-        """The records of this very problem on such a device."""
-        return self._records(self._exact.get((device.key, problem.key), ()))
-
-    def family(self, device: Device, problem: Problem) -> list[Record]:
-        """The records of problems that differ from this one in sizes alone."""
-        return self._records(self._family.get((device.key, problem.family), ()))
-
-    def __iter__(self) -> Iterator[Record]:
-        yield from self._records(sorted(self._payloads))
-
-    def _records(self, ids: Iterable[str]) -> list[Record]:
-        return [record for record in map(self._record, sorted(ids)) if record is not None]
-
-    def _record(self, identity: str) -> Record | None:
-        if identity not in self._decoded:
-            try:
-                self._decoded[identity] = read_record(self._payloads[identity])
-            except RecordError as error:
-                self._decoded[identity] = None
-                self.damage.append(Damage(Path("memory"), f"record {identity}: {error}"))
-        return self._decoded[identity]
 
 
 def load(places: Iterable[Path | str], device: Device | None = None) -> RecordSet:
@@ -198,7 +119,7 @@ def _read_into(found: RecordSet, path: Path) -> None:
         if payload is None:
             found.damage.append(Damage(path, "a damaged stretch"))
         else:
-            found._add(payload, path)
+            found.add(payload, path)
 
 
 def publish(place: Path, records: Sequence[Record]) -> Path:

@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 
-from ..cache import choice, store
+from ..cache import choice
 from ..cache.errors import ConfigError
 from ..cache.key import Candidate, Device, Problem, Value
 from ..cache.record import Record
+from ..cache.record_set import RecordSet
 from .op import Op
 
 log = logging.getLogger("shapetune")
@@ -106,7 +107,7 @@ def versions(op: Op) -> choice.Versions:
 
 
 def decide(
-    op: Op, problem: Problem, device: Device, records: store.RecordSet, settings: Settings
+    op: Op, problem: Problem, device: Device, records: RecordSet, settings: Settings
 ) -> Decision:
     """The decision for a problem, as a function of the record set alone.
 

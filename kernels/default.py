@@ -19,6 +19,7 @@ import jax
 from ..cache import store
 from ..cache.errors import ConfigError, ShapetuneError, UntunedError
 from ..cache.key import Candidate, Problem, Value
+from ..cache.record_set import RecordSet
 from .decision import Decision, Settings, decide
 from .device import current_device
 from .op import Op, get_op
@@ -37,12 +38,12 @@ class State:
         self.places = [Path(p) for p in places] if places is not None else store.default_places()
         self.settings = Settings.from_environment()
         self.memo: dict[Any, Callable[..., Any]] = {}
-        self._records: store.RecordSet | None = None
+        self._records: RecordSet | None = None
         self._decisions: dict[Problem, Decision] = {}
         self._lock = threading.RLock()
 
     @property
-    def records(self) -> store.RecordSet:
+    def records(self) -> RecordSet:
         """The records of this device, read when first needed."""
         with self._lock:
             if self._records is None:

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapetune.cache import RecordSet, check_writable, load, publish
+from shapetune.cache.envelope import read_head
 from shapetune.cache.errors import CacheError
 from shapetune.cache.segment import pack_segment, read_frames
 from shapetune.kernels import current_device
@@ -33,6 +35,15 @@ def test_several_places_are_one_set_and_the_missing_hold_nothing(tmp_path):
     publish(tmp_path / "a", MANY[:5])
     publish(tmp_path / "b", MANY[3:])
     assert len(load([tmp_path / "a", tmp_path / "none", tmp_path / "b"])) == len(MANY)
+
+
+def test_records_of_a_later_version_are_carried_along_unread():
+    head = read_head(PAYLOADS[0])
+    later = dataclasses.replace(head, schema=head.schema + 1).seal()
+    other = dataclasses.replace(head, kind="weather").seal()
+    both = RecordSet([later]) | RecordSet([other, PAYLOADS[1]])
+    assert set(both.payloads) == {later, other, PAYLOADS[1]}
+    assert (both.unknown, len(list(both)), both.damage) == (2, 1, [])
 
 
 def test_a_single_file_is_a_cache_to_read_and_not_to_write(tmp_path):

@@ -1,0 +1,86 @@
+"""Values from outside, checked: every type, size and range, before anything is built of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .errors import RecordError
+from .key import Candidate
+
+_MAX_TEXT = 2000
+_MAX_CONFIG = 32
+
+
+def candidate_map(candidate: Candidate) -> dict[str, Any]:
+    """A candidate as plain values."""
+    return {
+        "implementation": candidate.implementation,
+        "config": {name: candidate.config[name] for name in sorted(candidate.config)},
+    }
+
+
+def candidate(value: object) -> Candidate:
+    """The candidate that ``candidate_map`` described; anything else is refused."""
+    if not isinstance(value, Mapping) or set(value) != {"implementation", "config"}:
+        raise RecordError("a candidate must be a map of implementation and config")
+    name, config = value["implementation"], value["config"]
+    if not isinstance(name, str) or not 0 < len(name) <= 64:
+        raise RecordError(f"an implementation's name is not one: {name!r:.80}")
+    if not isinstance(config, dict) or len(config) > _MAX_CONFIG:
+        raise RecordError("a config must be a small map")
+    for key, setting in config.items():
+        if not isinstance(key, str) or len(key) > 64 or type(setting) not in (int, str):
+            raise RecordError(f"a config holds {key!r:.40}: {setting!r:.40}")
+        if isinstance(setting, str) and len(setting) > 64:
+            raise RecordError(f"a config's value is too long: {setting!r:.40}")
+    return Candidate(name, config)
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _MAX_TEXT
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _real(value: object) -> bool:
+    # A bool is an int by inheritance, and none of these.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and 0 <= value < 1e15
+
+
+_CHECKS: dict[str, Callable[[object], bool]] = {
+    "str": _text,
+    "int": _whole,
+    "float": _real,
+    "bool": lambda value: isinstance(value, bool),
+    "float | None": lambda value: value is None or _real(value),
+}
+
+
+def build(kind: type[Any], fields: object) -> Any:
+    """A dataclass from a map whose values are checked by the fields' annotations."""
+    if not isinstance(fields, Mapping):
+        raise RecordError(f"{kind.__name__.lower()} must be a map")
+    values = dict(fields)
+    declared = dataclasses.fields(kind)
+    if set(values) != {f.name for f in declared}:
+        raise RecordError(f"{kind.__name__.lower()} has the wrong fields")
+    for field in declared:
+        value = values[field.name]
+        if field.type == "Candidate":
+            values[field.name] = candidate(value)
+        elif field.type == "tuple[str, ...]":
+            if not isinstance(value, list) or len(value) > 32 or not all(map(_text, value)):
+                raise RecordError(f"{field.name} must be a short list of words")
+            values[field.name] = tuple(value)
+        elif not _CHECKS[str(field.type)](value):
+            raise RecordError(
+                f"{kind.__name__.lower()}.{field.name} is out of range: {value!r:.80}"
+            )
+    return kind(**values)

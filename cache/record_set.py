@@ -1,0 +1,118 @@
+"""A set of records in memory: what merging, choosing and dispatching work on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import record
+from .envelope import SCHEMA, Head, read_head, record_id
+from .errors import RecordError
+from .key import Device, Problem
+from .record import Record
+
+#: What makes an object of a record's head, by kind.
+_READERS: dict[str, Callable[[Head], Any]] = {record.KIND: record.from_head}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Damage:
+    """Something in a cache that was skipped."""
+
+    path: Path
+    reason: str
+
+
+class RecordSet:
+    """A set of records, indexed by problem and by family, decoded when first asked for.
+
+    Union with ``|`` is commutative, associative and idempotent. Records of a
+    later schema, or of a kind that is not known here, are carried along unread.
+    """
+
+    def __init__(self, payloads: Iterable[bytes] = (), damage: Sequence[Damage] = ()) -> None:
+        self.damage = list(damage)
+        self._payloads: dict[str, bytes] = {}
+        self._kinds: dict[str, list[str]] = {}
+        self._exact: dict[tuple[str, str, str], list[str]] = {}
+        self._family: dict[tuple[str, str, str], list[str]] = {}
+        self._decoded: dict[str, Any] = {}
+        for payload in payloads:
+            self.add(payload, Path("memory"))
+
+    def add(self, payload: bytes, source: Path) -> None:
+        """Adds the bytes of a record; what is not one is listed as damage of ``source``."""
+        identity = record_id(payload)
+        if identity in self._payloads:
+            return
+        try:
+            head = read_head(payload)
+        except RecordError as error:
+            self.damage.append(Damage(source, str(error)))
+            return
+        self._payloads[identity] = payload
+        if head.schema > SCHEMA or head.kind not in _READERS:
+            return
+        self._kinds.setdefault(head.kind, []).append(identity)
+        about = (head.kind, head.device_key)
+        self._exact.setdefault((*about, head.problem_key), []).append(identity)
+        self._family.setdefault((*about, head.family), []).append(identity)
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def __or__(self, other: RecordSet) -> RecordSet:
+        union = RecordSet((), [*self.damage, *other.damage])
+        for payload in (*self._payloads.values(), *other._payloads.values()):
+            union.add(payload, Path("memory"))
+        return union
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of all records."""
+        return frozenset(self._payloads)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """The bytes of all records."""
+        return list(self._payloads.values())
+
+    @property
+    def unknown(self) -> int:
+        """How many records this version of shapetune carries along unread."""
+        return len(self._payloads) - sum(map(len, self._kinds.values()))
+
+    def exact(self, device: Device, problem: Problem) -> list[Record]:
+        """The tuning records of this very problem on such a device."""
+        return self.about(record.KIND, device, problem)
+
+    def family(self, device: Device, problem: Problem) -> list[Record]:
+        """The tuning records of problems that differ from this one in sizes alone."""
+        return self._read(self._family.get((record.KIND, device.key, problem.family), ()))
+
+    def about(self, kind: str, device: Device, problem: Problem) -> list[Any]:
+        """The records of one kind about this very problem on such a device."""
+        return self._read(self._exact.get((kind, device.key, problem.key), ()))
+
+    def of_kind(self, kind: str) -> list[Any]:
+        """All records of one kind."""
+        return self._read(self._kinds.get(kind, ()))
+
+    def __iter__(self) -> Iterator[Record]:
+        """The tuning records."""
+        return iter(self.of_kind(record.KIND))
+
+    def _read(self, ids: Iterable[str]) -> list[Any]:
+        return [one for one in map(self._one, sorted(ids)) if one is not None]
+
+    def _one(self, identity: str) -> Any:
+        if identity not in self._decoded:
+            head = read_head(self._payloads[identity])
+            try:
+                self._decoded[identity] = _READERS[head.kind](head)
+            except RecordError as error:
+                self._decoded[identity] = None
+                self.damage.append(Damage(Path("memory"), f"record {identity}: {error}"))
+        return self._decoded[identity]

@@ -1,0 +1,1 @@
+"""The commands of `shapetune`, thin: each reads its options and calls one function."""

@@ -1,0 +1,66 @@
+"""What the commands print: the live view of a run, tables of records, JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+
+@contextlib.contextmanager
+def display() -> Iterator[tuple[Any, Any]]:
+    """A listener that shows the run on standard error; Ctrl-C ends it with a word."""
+    from rich.console import Console
+
+    from ..autotune.display import LiveDisplay, PlainDisplay
+
+    console = Console(stderr=True)
+    try:
+        if console.is_terminal:
+            with LiveDisplay(console) as live:
+                yield console, live
+        else:
+            yield console, PlainDisplay(console)
+    except KeyboardInterrupt:
+        console.print("Stopped. Every problem finished so far is kept; run again to go on.")
+        sys.stdout.flush()
+        # XLA may still be running the interrupted call, and crashes if the
+        # interpreter's orderly end frees what that call uses.
+        os._exit(130)
+
+
+def print_records(records: list[Any], as_json: bool, console: Any) -> None:
+    """Prints records as a table, or as JSON."""
+    if as_json:
+        click.echo(json.dumps([record_map(record) for record in records], indent=2))
+    elif records:
+        from rich.console import Console
+
+        from ..autotune.display import records_table
+
+        out = Console()
+        # A pipe has no width of its own: leave each row whole.
+        out = out if out.is_terminal else Console(width=160)
+        out.print(records_table(records))
+
+
+def record_map(record: Any) -> dict[str, Any]:
+    """A record as plain values."""
+    import dataclasses
+
+    return {
+        "id": record.id,
+        "problem": record.problem.to_map(),
+        "device": record.device.to_map(),
+        "chosen": dataclasses.asdict(record.chosen),
+        "heuristic": dataclasses.asdict(record.heuristic),
+        "comparison": dataclasses.asdict(record.comparison),
+        "verification": dataclasses.asdict(record.verification),
+        "provenance": dataclasses.asdict(record.provenance),
+        "trials": [dataclasses.asdict(trial) for trial in record.trials],
+    }
