@@ -33,7 +33,7 @@ class Versions:
     def staleness(self, record: Record) -> str | None:
         """Why a record is stale, or None if it is fresh."""
         made_by = record.provenance
-        if _minor(made_by.jax) != _minor(self.jax):
+        if minor(made_by.jax) != minor(self.jax):
             return f"made with jax {made_by.jax or 'unknown'}, in use is {self.jax}"
         for candidate, version in (
             (record.chosen, made_by.chosen_version),
@@ -46,7 +46,8 @@ class Versions:
         return None
 
 
-def _minor(version: str) -> tuple[str, ...]:
+def minor(version: str) -> tuple[str, ...]:
+    """Major and minor part of a version."""
     return tuple(version.split(".")[:2])
 
 

@@ -69,9 +69,13 @@ def build(kind: type[Any], fields: object) -> Any:
         raise RecordError(f"{kind.__name__.lower()} must be a map")
     values = dict(fields)
     declared = dataclasses.fields(kind)
-    if set(values) != {f.name for f in declared}:
+    # A field that came later has a default, and is missing in older records.
+    older = {f.name for f in declared if f.default is not dataclasses.MISSING}
+    if not {f.name for f in declared} - older <= set(values) <= {f.name for f in declared}:
         raise RecordError(f"{kind.__name__.lower()} has the wrong fields")
     for field in declared:
+        if field.name not in values:
+            continue
         value = values[field.name]
         if field.type == "Candidate":
             values[field.name] = candidate(value)
