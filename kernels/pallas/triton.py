@@ -137,7 +137,8 @@ def divide(n: Index, by: int) -> tuple[Index, Index]:
     """
     if isinstance(n, int):
         return divmod(n, by)
-    return (n, 0) if by == 1 else (lax.div(n, np.int32(by)), lax.rem(n, np.int32(by)))
+    # Never a constant: jax refuses a tile of constant start that reaches beyond the array.
+    return (n, n * 0) if by == 1 else (lax.div(n, np.int32(by)), lax.rem(n, np.int32(by)))
 
 
 def positions(start: Index, size: int, axis: int) -> jax.Array:
