@@ -50,6 +50,8 @@ class Compilation:
         shared_bytes: Shared memory of its largest kernel, also of one that was
             refused for it; None where unknown.
         temp_mb: Temporary device memory, MiB; None where it did not compile.
+        arg_mb: Arguments, MiB; likewise.
+        out_mb: Outputs, MiB; likewise.
         note: Why it failed.
     """
 
@@ -60,6 +62,8 @@ class Compilation:
     seconds: float = 0.0
     shared_bytes: int | None = None
     temp_mb: float | None = None
+    arg_mb: float | None = None
+    out_mb: float | None = None
     note: str = ""
 
     def to_map(self) -> dict[str, Any]:
@@ -107,32 +111,61 @@ def targeting(target: Target) -> Iterator[Callable[..., Any]]:
         yield compile_for
 
 
-def compile_candidate(target: Target, problem: Problem, candidate: Candidate) -> Compilation:
+def compile_candidate(
+    target: Target, problem: Problem, candidate: Candidate, **options: Any
+) -> Compilation:
     """Compiles one candidate for a target, in this process; never raises for what it does.
 
     The config need not be in the implementation's space, so that the space's own
-    rules can be checked.
+    rules can be checked. ``options`` are XLA's compiler options.
     """
-    started = time.perf_counter()
-    try:
+
+    def program() -> tuple[Callable[..., Any], Sequence[Any]]:
         op = get_op(problem.op)
         reason = op.implementation(candidate.implementation).supports(problem, target.device)
         if reason is not None:
             raise UnsupportedError(reason)
         shapes = op.abstract_inputs(problem)
         function = measure.program(op, problem, candidate, shapes)
-        arguments = measure.arguments(problem, shapes)
+        return function, measure.arguments(problem, shapes)
+
+    return compile_program(target, problem, candidate, program, **options)
+
+
+def compile_program(
+    target: Target,
+    problem: Problem,
+    candidate: Candidate,
+    program: Callable[[], tuple[Callable[..., Any], Sequence[Any]]],
+    **options: Any,
+) -> Compilation:
+    """Compiles what ``program`` makes, a function and its abstract arguments.
+
+    ``problem`` and ``candidate`` name it in the outcome.
+    """
+    started = time.perf_counter()
+    try:
+        function, arguments = program()
         with targeting(target) as compile_for, tempfile.TemporaryDirectory() as folder:
-            compiled = compile_for(function, arguments, xla_dump_to=folder)
+            compiled = compile_for(function, arguments, xla_dump_to=folder, **options)
             shared = _largest_shared(Path(folder))
-        temp = compiled.memory_analysis().temp_size_in_bytes / measure.MIB
+        memory = compiled.memory_analysis()
     except Exception as error:  # whatever the compiler raises
         found = _failure(error)
         return Compilation(
             target.key, problem, candidate, seconds=time.perf_counter() - started, **found
         )
-    seconds = time.perf_counter() - started
-    return Compilation(target.key, problem, candidate, "ok", seconds, shared, temp)
+    return Compilation(
+        target.key,
+        problem,
+        candidate,
+        "ok",
+        time.perf_counter() - started,
+        shared,
+        memory.temp_size_in_bytes / measure.MIB,
+        memory.argument_size_in_bytes / measure.MIB,
+        memory.output_size_in_bytes / measure.MIB,
+    )
 
 
 def _largest_shared(folder: Path) -> int | None:
@@ -155,19 +188,23 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 Task = tuple[Target, Problem, Candidate]
+Work = Callable[..., Compilation]
 
 
 def compile_all(
-    tasks: Sequence[Task],
+    tasks: Sequence[Any],
     jobs: int,
     heard: Callable[[Compilation], None] = lambda one: None,
+    work: Work = compile_candidate,
 ) -> list[Compilation]:
     """Compiles tasks in parallel processes; the outcomes are in the order of the tasks.
 
     Args:
-        tasks: What to compile for what.
+        tasks: What to compile for what: target, problem and candidate, and
+            whatever else ``work`` takes.
         jobs: Processes at once.
         heard: Called with each outcome as it comes.
+        work: Compiles one task, in a process of the pool.
 
     Raises:
         TargetError: The compiler is not installed.
@@ -179,43 +216,50 @@ def compile_all(
         found[index] = outcome
         heard(outcome)
 
-    if not _run_pool(tasks, range(len(tasks)), jobs, hear):
-        # A compiler died and took the pool along: one process each finds the culprit.
-        for index in [i for i in range(len(tasks)) if i not in found]:
-            if not _run_pool(tasks, [index], 1, hear):
-                hear(index, Compilation(*_names(tasks[index]), "crashed", note="the compiler died"))
+    while left := [i for i in range(len(tasks)) if i not in found]:
+        if _run_pool(work, tasks, left, jobs, hear):
+            break
+        # A compiler died or hung and took the pool along. The pool held the first
+        # few that are left: one process each finds the culprit.
+        for index in [i for i in left if i not in found][: 2 * jobs + 1]:
+            if not _run_pool(work, tasks, [index], 1, hear):
+                names = tasks[index][0].key, *tasks[index][1:3]
+                hear(index, Compilation(*names, "crashed", note="the compiler died or hung"))
     return [found[i] for i in range(len(tasks))]
 
 
-def _names(task: Task) -> tuple[str, Problem, Candidate]:
-    return task[0].key, task[1], task[2]
-
-
 def _run_pool(
-    tasks: Sequence[Task],
+    work: Work,
+    tasks: Sequence[Any],
     indices: Sequence[int],
     jobs: int,
     hear: Callable[[int, Compilation], None],
 ) -> bool:
-    """Runs tasks in a fresh pool; False if a process of it died."""
-    pool = _new_pool(min(jobs, len(indices)) or 1)
+    """Runs tasks in a fresh pool; False if a process of it died, or none came to an end."""
+    pool = _new_pool(min(jobs, len(indices)))
     try:
-        futures = {pool.submit(compile_candidate, *tasks[i]): i for i in indices}
-        limit = TIMEOUT_S * (1 + len(indices) / jobs)
-        for future in concurrent.futures.as_completed(futures, timeout=limit):
-            hear(futures[future], future.result())
+        futures = {pool.submit(work, *tasks[i]): i for i in indices}
+        while futures:
+            done, _ = concurrent.futures.wait(
+                futures, TIMEOUT_S, concurrent.futures.FIRST_COMPLETED
+            )
+            if not done:
+                raise TimeoutError
+            for future in done:
+                hear(futures.pop(future), future.result())
     except (BrokenProcessPool, TimeoutError):
-        _kill(pool)
         return False
     finally:
+        _kill(pool)
         pool.shutdown(wait=False, cancel_futures=True)
     return True
 
 
 def _new_pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
     return concurrent.futures.ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=_start_worker
+        jobs,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
     )
 
 

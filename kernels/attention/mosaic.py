@@ -39,15 +39,13 @@ def mosaic(
     """
     from jax.experimental.pallas.ops.gpu import attention_mgpu
 
-    blocks: dict[str, Any] = {name: int(size) for name, size in config.items()}
-    backward: dict[str, Any] = {
-        f"{block}_{kernel}": blocks.pop(f"{block}_bwd", None)
-        for block in ("block_q", "block_kv")
-        for kernel in ("dq", "dkv")
-    }
-    if None in backward.values():
-        backward = {}
-    tuning = attention_mgpu.TuningConfig(causal=is_causal, **blocks, **backward)
+    blocks: dict[str, Any] = {}
+    for name, size in config.items():
+        if name.endswith("_bwd"):  # the kernel takes one for each of its two backward passes
+            blocks |= {name.replace("_bwd", kernel): int(size) for kernel in ("_dq", "_dkv")}
+        else:
+            blocks[name] = int(size)
+    tuning = attention_mgpu.TuningConfig(causal=is_causal, **blocks)
     return attention_mgpu.attention(
         query * jax.numpy.asarray(scale, query.dtype), key, value, tuning
     )
@@ -63,8 +61,8 @@ def _missing() -> str | None:
 def _supports(problem: Problem, device: Device) -> str | None:
     if device.platform != "cuda" or device.capability != "9.0":
         return f"it needs a Hopper GPU, the device is {device.name}"
-    if problem.dtype == "float32":
-        return "it has no float32 kernel"
+    if problem.dtype != "float16":
+        return f"it keeps its tiles in float16, so it multiplies no {problem.dtype}"
     if problem.features or problem.window is not None:
         return "it has no bias, mask, lengths, window, residual or precision"
     if problem.dim % 64 or problem.value_dim != problem.dim:
