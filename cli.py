@@ -8,7 +8,7 @@ import click
 
 from ._version import __version__
 from .cache.errors import ShapetuneError
-from .commands import asking, tuning
+from .commands import asking, bench, tuning
 
 
 class _Group(click.Group):
@@ -27,7 +27,15 @@ def main() -> None:
     """Picks the fastest verified kernel and block sizes for every shape."""
 
 
-for _command in (tuning.tune, asking.show, asking.explain, tuning.check, tuning.demo):
+for _command in (
+    tuning.tune,
+    asking.show,
+    asking.explain,
+    tuning.check,
+    tuning.demo,
+    bench.bench,
+    bench.compare,
+):
     main.add_command(_command)
 
 

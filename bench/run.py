@@ -1,0 +1,217 @@
+"""Runs a plan: each point in a worker, each row on disk as soon as it is known.
+
+A file that is there already is gone on with, so that a run may be stopped at any
+moment, or made in pieces of a given time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+from ..cache.errors import ShapetuneError
+from ..kernels import current_device
+from . import isolate, suites, torch_peer
+from .schema import BenchFile, Row, identity, read, suite_of, write
+from .suites import Plan
+
+#: What may differ between a file and the run that goes on with it.
+_FREE = ("output", "append", "tag", "cache")
+#: A worker is waited for this many times the seconds it should sample for, and…
+_PATIENCE = 8.0
+#: …at least this long: it imports, compiles and checks first.
+_PATIENCE_S = 240.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How to run a benchmark.
+
+    Attributes:
+        append: Add rows of another grid or tag to a file that is there.
+        interleave: Sample the implementations of a point in turns, in one process;
+            else each row has a process of its own.
+        tune: Tune each point first, so that `default` is the tuned choice.
+        trials: Candidates per problem, if tuned.
+        budget: Seconds of search per problem, if tuned.
+        seconds: About how long to sample a row; a point, if interleaved.
+        rounds: Samples of a row at most.
+        stop_after: Begin no more points after so many seconds; 0 for no end.
+        memory_gb: GiB that a worker may take; 0 for no limit.
+        interpret: Time interpreted kernels too.
+        cache: Cache place of `default`; None for the usual ones.
+    """
+
+    append: bool = False
+    interleave: bool = False
+    tune: bool = False
+    trials: int = 24
+    budget: float = 20.0
+    seconds: float = 10.0
+    rounds: int = 15
+    stop_after: float = 0.0
+    memory_gb: float = 0.0
+    interpret: bool = False
+    cache: str | None = None
+
+
+class Watcher(Protocol):
+    """Hears how a benchmark goes on."""
+
+    def started(self, total: int, done: int) -> None:
+        """Of ``total`` rows, ``done`` are in the file already."""
+
+    def doing(self, text: str) -> None:
+        """Something is under way."""
+
+    def rows_done(self, rows: list[Row]) -> None:
+        """These rows are in the file."""
+
+    def noted(self, text: str) -> None:
+        """Something that a person should know of."""
+
+
+def device_fields() -> dict[str, Any]:
+    """The device and the versions, as the head of a file names them."""
+    device = current_device()
+    found: dict[str, Any] = {
+        "jax": jax.__version__,
+        "backend": jax.default_backend(),
+        "devices": [str(one) for one in jax.devices()],
+        "python": platform.python_version(),
+        "device_kind": device.name if device.platform == "cpu" else jax.devices()[0].device_kind,
+    }
+    if device.platform == "cpu":
+        found |= {"cores": device.cores, "memory_gb": round(device.memory / 2**30, 1)}
+    else:
+        found |= {
+            "gpu": device.name,
+            "driver": device.driver,
+            "gpu_memory_gb": round(device.memory / 2**30, 1),
+        }
+    return found | torch_peer.versions()
+
+
+def run(plan: Plan, output: Path, settings: Settings, watcher: Watcher) -> tuple[BenchFile, bool]:
+    """Measures the rows of a plan that a file does not have yet.
+
+    Returns:
+        The file as it now is, and whether it holds every row of the plan.
+
+    Raises:
+        BenchFileError: The file is there but is not one of ours.
+        ShapetuneError: It is of another device, or of another grid without ``append``.
+    """
+    file = _opened(plan, output, settings)
+    have = {identity(row) for row in file.results}
+    missing = [row for row in plan.rows if identity(row) not in have]
+    watcher.started(len(plan.rows), len(plan.rows) - len(missing))
+    todo = dataclasses.replace(plan, rows=missing)
+    started = time.monotonic()
+    left = len(missing)
+    for point in todo.points():
+        if settings.stop_after and time.monotonic() - started > settings.stop_after:
+            break
+        if settings.tune and any(row["impl"] == "default" for row in point):
+            _tune(point, plan.config, settings, watcher)
+        together = settings.interleave and suite_of(point[0]) != "peak"
+        for rows in [point] if together else [[row] for row in point]:
+            watcher.doing(_label(rows, plan.config))
+            found = _in_order(rows, _measure(rows, plan.config, settings))
+            file.results.extend(found)
+            write(output, file)
+            left -= len(found)
+            watcher.rows_done(found)
+    return file, left == 0
+
+
+def _opened(plan: Plan, output: Path, settings: Settings) -> BenchFile:
+    """The file to go on with, or a new one."""
+    kept = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    kept = {name: kept[name] for name in ("append", "interleave", "tune", "cache")}
+    config = {"output": output.name, **plan.config, **kept}
+    device = device_fields()
+    if not output.exists():
+        return BenchFile(device, config, [], output.stem)
+    file = read(output)
+    same = ("device_kind", "jax", "torch", "backend", "cores")
+    for name in same:
+        if file.device.get(name) != device.get(name):
+            raise ShapetuneError(
+                f"{output} was made with {name}={file.device.get(name)!r}, this is "
+                f"{device.get(name)!r}; give another --output"
+            )
+    differ = [n for n in config if n not in _FREE and file.config.get(n) != config[n]]
+    if differ and not settings.append:
+        raise ShapetuneError(
+            f"{output} is there, with another {differ[0]} ({file.config.get(differ[0])!r:.80}); "
+            "pass --append to add these rows to it, or give another --output"
+        )
+    return file
+
+
+def _label(rows: list[Row], config: Mapping[str, Any]) -> str:
+    names = ", ".join(row["impl"] for row in rows)
+    prefix = "" if suite_of(rows[0]) == "attention" else f"{suite_of(rows[0])}: "
+    return f"{prefix}{suites.problem_of(rows[0], config).label}: {names}"
+
+
+def _in_order(rows: list[Row], found: list[Row]) -> list[Row]:
+    place = {identity(row): i for i, row in enumerate(rows)}
+    return sorted(found, key=lambda row: place[identity(row)])
+
+
+def _tune(
+    point: list[Row], config: Mapping[str, Any], settings: Settings, watcher: Watcher
+) -> None:
+    problems = suites.tunable(point[0], config)
+    watcher.doing(f"tuning {problems[0].label}")
+    request = {
+        "problems": [problem.to_map() for problem in problems],
+        "cache": settings.cache,
+        "trials": settings.trials,
+        "budget": settings.budget,
+    }
+    limit = _PATIENCE_S + _PATIENCE * settings.budget * len(problems)
+    _, reason = isolate.run(
+        "shapetune.bench.tune_point", request, seconds=limit, memory_gb=settings.memory_gb
+    )
+    if reason is not None:
+        watcher.noted(f"{problems[0].label} is not tuned: {reason}")
+
+
+def _measure(rows: list[Row], config: Mapping[str, Any], settings: Settings) -> list[Row]:
+    """The finished rows of a point; what a dying worker leaves is measured by another."""
+    found: list[Row] = []
+    pending = list(rows)
+    while pending:
+        request = {
+            "rows": pending,
+            "config": dict(config),
+            "seconds": settings.seconds,
+            "rounds": settings.rounds,
+            "interpret": settings.interpret,
+            "cache": settings.cache,
+        }
+        limit = _PATIENCE_S + _PATIENCE * settings.seconds
+        events, reason = isolate.run(
+            "shapetune.bench.row", request, seconds=limit, memory_gb=settings.memory_gb
+        )
+        told = [event["row"] for event in events if "row" in event]
+        found += told
+        done = {row["impl"] for row in found}
+        pending = [row for row in pending if row["impl"] not in done]
+        if pending:
+            begun = [event["begin"] for event in events if "begin" in event]
+            culprit = begun[-1] if begun and begun[-1] not in done else None
+            why = reason or "Lost: the worker ended without this row"
+            blamed = [row for row in pending if culprit in (None, row["impl"])]
+            found += [{**row, "error": why} for row in blamed]
+            pending = [row for row in pending if row not in blamed]
+    return found
