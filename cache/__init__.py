@@ -2,9 +2,10 @@
 
 from .choice import Versions, nearest, rank
 from .key import Candidate, Config, Device, Problem
+from .places import as_place, as_places, check_writable, read_path, write_place
 from .record import Comparison, Provenance, Record, Trial, Verification
 from .record_set import Damage, RecordSet
-from .store import check_writable, default_places, load, publish
+from .store import default_places, load, publish
 
 __all__ = [
     "Candidate",
@@ -19,10 +20,14 @@ __all__ = [
     "Trial",
     "Verification",
     "Versions",
+    "as_place",
+    "as_places",
     "check_writable",
     "default_places",
     "load",
     "nearest",
     "publish",
     "rank",
+    "read_path",
+    "write_place",
 ]

@@ -17,7 +17,8 @@ from .errors import RecordError
 #: Raised when the layout of a record changes; older layouts stay readable.
 SCHEMA = 1
 
-MAX_RECORD_BYTES = 4 * 2**20
+#: One byte can become an object of 64 bytes: a record may cost no more than that.
+MAX_RECORD_BYTES = 2**20
 _MAX_KEY = 2000
 
 
@@ -52,30 +53,43 @@ class Head:
         return bytes(msgpack.packb(values))
 
 
+_HEAD_FIELDS = len(dataclasses.fields(Head))
+
+
 def read_head(payload: bytes) -> Head:
     """The head of a record's bytes.
 
     Raises:
         RecordError: They are not a record.
     """
-    parts = unpack(payload)
-    names = dataclasses.fields(Head)
-    if not isinstance(parts, list) or len(parts) != len(names):
+    parts = unpack(payload, longest=_HEAD_FIELDS)
+    if not isinstance(parts, list) or len(parts) != _HEAD_FIELDS:
         raise RecordError("not a record: the outer list is missing")
     head = Head(*parts)
-    texts = (head.kind, head.device_key, head.family, head.problem_key)
     if not (
         type(head.schema) is int
         and head.schema >= 1
         and isinstance(head.body, bytes)
-        and all(isinstance(text, str) and len(text) <= _MAX_KEY for text in texts)
+        and _is_text(head.kind)
+        and _is_text(head.device_key)
+        and _is_text(head.family)
+        and _is_text(head.problem_key)
     ):
         raise RecordError("not a record: the head has wrong types")
     return head
 
 
-def unpack(data: bytes) -> Any:
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _MAX_KEY
+
+
+def unpack(data: bytes, longest: int = 64) -> Any:
     """The value of some msgpack bytes.
+
+    Args:
+        data: The bytes.
+        longest: How many items a list or a map may declare: room for them is
+            made before the first is read, at every depth.
 
     Raises:
         RecordError: They are too many, or not msgpack.
@@ -83,6 +97,8 @@ def unpack(data: bytes) -> Any:
     if len(data) > MAX_RECORD_BYTES:
         raise RecordError(f"{len(data)} bytes are more than a record may have")
     try:
-        return msgpack.unpackb(data, strict_map_key=True, raw=False)
+        return msgpack.unpackb(
+            data, strict_map_key=True, raw=False, max_array_len=longest, max_map_len=64
+        )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise RecordError(f"not msgpack: {type(error).__name__}: {error}"[:200]) from error

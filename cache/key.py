@@ -266,6 +266,15 @@ class Device:
         """Devices of one key exchange records as equals; the driver may differ."""
         return "|".join((self.platform, self.name, self.capability, str(self.cores)))
 
+    @classmethod
+    def from_key(cls, key: str) -> Device | None:
+        """The device of a ``key``, as far as that tells: what is not in it is empty or 0."""
+        platform, _, rest = key.partition("|")
+        parts = rest.rsplit("|", 2)
+        if len(parts) != 3 or not parts[2].isascii() or not parts[2].isdigit():
+            return None
+        return cls(platform, parts[0], parts[1], int(parts[2][:12]))
+
     @property
     def folder(self) -> str:
         """A folder name: readable, safe in any file system, unique per ``key``."""

@@ -7,11 +7,12 @@ data to be checked: every type, size and range is, before a record exists.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
 
-from .envelope import SCHEMA, Head, read_head, record_id, unpack
+from .envelope import MAX_RECORD_BYTES, SCHEMA, Head, read_head, record_id, unpack
 from .errors import ProblemError, RecordError
 from .fields import build, candidate, candidate_map
 from .key import Candidate, Device, Problem
@@ -19,7 +20,9 @@ from .key import Candidate, Device, Problem
 #: The kind of record that this is: a problem tuned.
 KIND = "tuning"
 
-_MAX_TRIALS = 20_000
+_MAX_TRIALS = 5_000
+#: What a record without its trials fits into, with room to spare.
+_MOST_TRIAL_BYTES = MAX_RECORD_BYTES - 2**16
 
 STATUSES = (
     "ok",
@@ -29,6 +32,9 @@ STATUSES = (
     "wrong_result",
     "crashed",
     "timed_out",
+    "nondeterministic",
+    "implausible",
+    "over_limit",
 )
 
 
@@ -38,7 +44,10 @@ class Trial:
 
     Attributes:
         candidate: What was tried.
-        status: One of ``STATUSES``.
+        status: One of ``STATUSES``. ``"nondeterministic"``: two runs on the same
+            inputs differ by more than rounding; ``"implausible"``: timed below what
+            the device can do; ``"over_limit"``: compiled, but not run, since it
+            needs more temporary memory than was allowed.
         median_ms: Median time of a call, milliseconds; None unless timed.
         q1_ms: First quartile.
         q3_ms: Third quartile.
@@ -47,8 +56,15 @@ class Trial:
         compile_s: Seconds to trace, lower and compile.
         temp_mb: Temporary memory of the compiled program, MiB.
         rel_err: Largest error found, relative to the largest right value.
-        screened: Timed only briefly, since it was clearly slower than the best.
+        screened: Timed only briefly, since it was clearly slower than the best;
+            the note says by how much.
         note: Why it failed, in the exception's own words.
+        version: ``Implementation.version`` of what was tried.
+        retaken: Timed a second time, since the first samples fell into two groups,
+            drifted, or were too fast to believe.
+        verify_s: Seconds spent on verifying it.
+        screen_s: Seconds spent on its first samples.
+        time_s: Seconds spent on the others.
     """
 
     candidate: Candidate
@@ -63,6 +79,11 @@ class Trial:
     rel_err: float | None = None
     screened: bool = False
     note: str = ""
+    version: int = 0
+    retaken: bool = False
+    verify_s: float = 0.0
+    screen_s: float = 0.0
+    time_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,6 +134,11 @@ class Provenance:
         time: Seconds since 1970, UTC.
         seconds: What the tuning took.
         settings: How it was searched: sampler, seed, trials allowed.
+        compile_s, verify_s, screen_s, time_s: Of those seconds, the parts spent on
+            each phase of the trials of this run.
+        compare_s: The part spent on comparing the finalists with the heuristic.
+        search_s: The part spent on choosing what to try.
+        idle_s: The rest: starting workers, making inputs, waiting.
     """
 
     shapetune: str
@@ -124,6 +150,13 @@ class Provenance:
     time: float
     seconds: float
     settings: str = ""
+    compile_s: float = 0.0
+    verify_s: float = 0.0
+    screen_s: float = 0.0
+    time_s: float = 0.0
+    compare_s: float = 0.0
+    search_s: float = 0.0
+    idle_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,8 +178,10 @@ class Record:
         return self.chosen == self.heuristic
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes: a short head for the index, then the body."""
-        trials = msgpack.packb([_flat(t) for t in self.trials])
+        """The canonical bytes: a short head for the index, then the body.
+
+        Of trials that would make it larger than a record may be, the last are left out.
+        """
         body = {
             "problem": self.problem.to_map(),
             "device": self.device.to_map(),
@@ -158,7 +193,7 @@ class Record:
                 "inputs": list(self.verification.inputs),
             },
             "provenance": dataclasses.asdict(self.provenance),
-            "trials": trials,
+            "trials": pack_trials(self.trials),
         }
         about = (self.device.key, self.problem.family, self.problem.key)
         return Head(SCHEMA, KIND, *about, msgpack.packb(body)).seal()
@@ -194,7 +229,7 @@ def from_head(head: Head) -> Record:
             comparison=build(Comparison, body.get("comparison")),
             verification=build(Verification, body.get("verification")),
             provenance=build(Provenance, body.get("provenance")),
-            trials=_trials(body.get("trials")),
+            trials=read_trials(body.get("trials")),
         )
     except ProblemError as error:
         raise RecordError(str(error)) from error
@@ -207,25 +242,40 @@ def from_head(head: Head) -> Record:
     return record
 
 
-def _flat(trial: Trial) -> list[Any]:
+def trial_row(trial: Trial) -> list[Any]:
+    """A trial as plain values, in the order of its fields."""
     values = [getattr(trial, f.name) for f in dataclasses.fields(trial)]
     values[0] = candidate_map(trial.candidate)
     return values
 
 
-def _trials(blob: object) -> tuple[Trial, ...]:
+def read_trial(row: object) -> Trial:
+    """The trial that ``trial_row`` described; anything else is refused."""
+    names = [f.name for f in dataclasses.fields(Trial)]
+    if not isinstance(row, list) or len(row) > len(names):
+        raise RecordError("a trial has the wrong number of fields")
+    trial: Trial = build(Trial, dict(zip(names, row, strict=False)))
+    if trial.status not in STATUSES:
+        raise RecordError(f"a trial has the unknown status {trial.status!r:.40}")
+    return trial
+
+
+def pack_trials(trials: Sequence[Trial]) -> bytes:
+    """Trials as bytes, which a reader that needs none of them can leave alone.
+
+    Of more than a record has room for, the last are left out.
+    """
+    rows = [trial_row(trial) for trial in trials[:_MAX_TRIALS]]
+    while len(packed := bytes(msgpack.packb(rows))) > _MOST_TRIAL_BYTES:
+        rows = rows[: len(rows) // 2]
+    return packed
+
+
+def read_trials(blob: object) -> tuple[Trial, ...]:
+    """The trials that ``pack_trials`` packed; anything else is refused."""
     if not isinstance(blob, bytes):
         raise RecordError("trials must be bytes")
-    rows = unpack(blob)
+    rows = unpack(blob, longest=_MAX_TRIALS)
     if not isinstance(rows, list) or len(rows) > _MAX_TRIALS:
         raise RecordError("trials must be a list of bounded length")
-    names = [f.name for f in dataclasses.fields(Trial)]
-    out = []
-    for row in rows:
-        if not isinstance(row, list) or len(row) != len(names):
-            raise RecordError("a trial has the wrong number of fields")
-        trial = build(Trial, dict(zip(names, row, strict=True)))
-        if trial.status not in STATUSES:
-            raise RecordError(f"a trial has the unknown status {trial.status!r:.40}")
-        out.append(trial)
-    return tuple(out)
+    return tuple(map(read_trial, rows))

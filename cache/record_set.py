@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import record
+from . import imported, partial, pin, quarantine, record
 from .envelope import SCHEMA, Head, read_head, record_id
 from .errors import RecordError
 from .key import Device, Problem
 from .record import Record
 
 #: What makes an object of a record's head, by kind.
-_READERS: dict[str, Callable[[Head], Any]] = {record.KIND: record.from_head}
+_READERS: dict[str, Callable[[Head], Any]] = {
+    record.KIND: record.from_head,
+    quarantine.KIND: quarantine.from_head,
+    partial.KIND: partial.from_head,
+    pin.KIND: pin.from_head,
+    imported.KIND: imported.from_head,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,13 +45,17 @@ class RecordSet:
         self._kinds: dict[str, list[str]] = {}
         self._exact: dict[tuple[str, str, str], list[str]] = {}
         self._family: dict[tuple[str, str, str], list[str]] = {}
+        self._devices: set[str] = set()
         self._decoded: dict[str, Any] = {}
         for payload in payloads:
             self.add(payload, Path("memory"))
 
-    def add(self, payload: bytes, source: Path) -> None:
-        """Adds the bytes of a record; what is not one is listed as damage of ``source``."""
-        identity = record_id(payload)
+    def add(self, payload: bytes, source: Path, identity: str | None = None) -> None:
+        """Adds the bytes of a record; what is not one is listed as damage of ``source``.
+
+        ``identity`` is its id, where a reader of segments has it already.
+        """
+        identity = identity or record_id(payload)
         if identity in self._payloads:
             return
         try:
@@ -57,6 +68,7 @@ class RecordSet:
             return
         self._kinds.setdefault(head.kind, []).append(identity)
         about = (head.kind, head.device_key)
+        self._devices.add(head.device_key)
         self._exact.setdefault((*about, head.problem_key), []).append(identity)
         self._family.setdefault((*about, head.family), []).append(identity)
 
@@ -75,9 +87,29 @@ class RecordSet:
         return frozenset(self._payloads)
 
     @property
+    def digest(self) -> str:
+        """A hash of the set, 16 hexadecimal digits: equal for equal sets, and no others."""
+        every = "".join(sorted(self._payloads)).encode()
+        return hashlib.blake2b(every, digest_size=8).hexdigest()
+
+    @property
     def payloads(self) -> list[bytes]:
         """The bytes of all records."""
         return list(self._payloads.values())
+
+    def items(self) -> Iterator[tuple[str, bytes]]:
+        """The id and the bytes of all records."""
+        return iter(self._payloads.items())
+
+    def decode_all(self) -> None:
+        """Looks into every record that can be read, and lists those that are damaged."""
+        for kind in list(self._kinds):
+            self.of_kind(kind)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many records there are of each kind that can be read."""
+        return {kind: len(ids) for kind, ids in sorted(self._kinds.items())}
 
     @property
     def unknown(self) -> int:
@@ -90,11 +122,20 @@ class RecordSet:
 
     def family(self, device: Device, problem: Problem) -> list[Record]:
         """The tuning records of problems that differ from this one in sizes alone."""
-        return self._read(self._family.get((record.KIND, device.key, problem.family), ()))
+        return self.of_family(record.KIND, device, problem)
+
+    def of_family(self, kind: str, device: Device, problem: Problem) -> list[Any]:
+        """The records of one kind about problems that differ from this one in sizes alone."""
+        return self._read(self._family.get((kind, device.key, problem.family), ()))
 
     def about(self, kind: str, device: Device, problem: Problem) -> list[Any]:
         """The records of one kind about this very problem on such a device."""
         return self._read(self._exact.get((kind, device.key, problem.key), ()))
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices of its records, as far as their keys tell."""
+        return [d for d in map(Device.from_key, sorted(self._devices)) if d is not None]
 
     def of_kind(self, kind: str) -> list[Any]:
         """All records of one kind."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import struct
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,15 @@ _DIGEST = 16
 _HEAD = struct.Struct(f"<4sI{_DIGEST}s")
 _COUNT = struct.Struct("<I")
 #: A segment larger than this is not read: nothing here writes one.
-MAX_SEGMENT_BYTES = 2**30
+MAX_SEGMENT_BYTES = 64 * 2**20
+#: Records are put into segments of about this size, where there are many.
+FULL_SEGMENT_BYTES = 16 * 2**20
+#: Frames that fail their checksum may cost this many bytes of hashing, and four
+#: times the file: bytes made of nothing but marks would else take hours.
+_WASTE_BYTES = 4 * 2**20
+_WASTE_OF_A_TRY = 1024
+
+_NAME = re.compile(r"[0-9a-f]{32}" + re.escape(SUFFIX))
 
 
 def pack_segment(payloads: Iterable[bytes]) -> bytes:
@@ -40,37 +49,44 @@ def pack_segment(payloads: Iterable[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def read_frames(data: bytes) -> Iterator[bytes | None]:
-    """The records in a segment's bytes; None for each damaged stretch, and for a lost end."""
+def read_frames(data: bytes) -> Iterator[tuple[str, bytes] | None]:
+    """The records in a segment's bytes, each with its id, which is its checksum.
+
+    None stands for each damaged stretch, and for a lost end.
+    """
     at, missing = 0, 0
+    waste = 4 * len(data) + _WASTE_BYTES
     if data.startswith(MAGIC) and len(data) >= len(MAGIC) + _COUNT.size:
         (missing,) = _COUNT.unpack_from(data, len(MAGIC))
         at = len(MAGIC) + _COUNT.size
     else:
         yield None
     while at < len(data):
-        payload = _frame_at(data, at)
+        claimed, payload, digest = _frame_at(data, at)
         if payload is None:
             yield None
-            found = data.find(_MARK, at + 1)
+            waste -= claimed + _WASTE_OF_A_TRY
+            found = data.find(_MARK, at + 1) if waste > 0 else -1
             at = len(data) if found < 0 else found
         else:
-            yield payload
+            yield digest, payload
             missing -= 1
-            at += _HEAD.size + len(payload)
+            at += _HEAD.size + claimed
     if missing > 0:
         yield None
 
 
-def _frame_at(data: bytes, at: int) -> bytes | None:
+def _frame_at(data: bytes, at: int) -> tuple[int, bytes | None, str]:
+    """The bytes that a frame claims, and its payload and digest if it is whole."""
     if len(data) - at < _HEAD.size:
-        return None
+        return 0, None, ""
     mark, length, digest = _HEAD.unpack_from(data, at)
     start = at + _HEAD.size
     if mark != _MARK or length > MAX_RECORD_BYTES or start + length > len(data):
-        return None
+        return 0, None, ""
     payload = data[start : start + length]
-    return payload if _digest(payload) == digest else None
+    whole = _digest(payload) == digest
+    return length, payload if whole else None, digest.hex()
 
 
 def _digest(payload: bytes) -> bytes:
@@ -83,6 +99,16 @@ def is_segment(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
+def segment_name(data: bytes) -> str:
+    """The name of the segment with these bytes: a hash of them."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest() + SUFFIX
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether a file's name is one that a segment may have, and nothing more."""
+    return _NAME.fullmatch(name) is not None
+
+
 def write_segment(folder: Path, payloads: Iterable[bytes]) -> Path:
     """Writes a new segment into a folder, whole or not at all, and returns its path.
 
@@ -90,9 +116,22 @@ def write_segment(folder: Path, payloads: Iterable[bytes]) -> Path:
         CacheError: The folder cannot be made or written.
     """
     data = pack_segment(payloads)
-    name = hashlib.blake2b(data, digest_size=16).hexdigest() + SUFFIX
-    write_file(folder / name, data)
-    return folder / name
+    path = folder / segment_name(data)
+    write_file(path, data)
+    return path
+
+
+def write_segments(folder: Path, payloads: Iterable[bytes]) -> list[Path]:
+    """As ``write_segment``, in as many segments as their size asks for."""
+    batches: list[list[bytes]] = []
+    room = 0
+    for payload in sorted(set(payloads)):
+        room -= len(payload) + _HEAD.size
+        if room < 0 or not batches:
+            batches.append([])
+            room = FULL_SEGMENT_BYTES - len(payload)
+        batches[-1].append(payload)
+    return [write_segment(folder, batch) for batch in batches]
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -113,9 +152,10 @@ def write_file(path: Path, data: bytes) -> None:
             _sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError: a null character in the name
+        reason = getattr(error, "strerror", None) or error
         raise CacheError(
-            f"cannot write to the cache at {path.parent}: {error.strerror or error}; "
+            f"cannot write to the cache at {path.parent}: {reason}; "
             "set SHAPETUNE_CACHE (or --cache) to a folder that you may write to"
         ) from error
 
