@@ -15,7 +15,7 @@ import numpy as np
 from ...cache.errors import ProblemError
 from ...cache.key import Value
 from .. import default
-from ..arguments import as_arrays, check_config
+from ..arguments import as_arrays, check_config, typed
 from ..op import get_op
 from .problem import NAMES, problem_of
 
@@ -76,8 +76,9 @@ def attention(
     try:
         static = (
             query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
-            scale, is_causal, local_window_size, implementation, return_residual,
-            None if config is None else tuple(config.items()),
+            scale, is_causal, is_causal.__class__, implementation, return_residual,
+            None if local_window_size is None else typed(local_window_size),
+            None if config is None else typed(tuple(config.items())),
             None if bias is None else (bias.shape, bias.dtype),
             None if mask is None else (mask.shape, mask.dtype),
             None if query_seq_lengths is None else (query_seq_lengths.shape, query_seq_lengths.dtype),
@@ -92,7 +93,7 @@ def attention(
     arrays = (query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths)
     if served is None:
         arrays = as_arrays(NAMES, arrays)
-        scale, arrays = _as_number(scale, arrays)
+        scale, arrays = as_number(scale, arrays)
         served = _prepare(
             arrays, scale, is_causal, local_window_size, implementation, config, return_residual
         )
@@ -101,8 +102,12 @@ def attention(
     return served(*arrays)
 
 
-def _as_number(scale: Any, arrays: tuple[Any, ...]) -> tuple[float | None, tuple[Any, ...]]:
-    """The scale as a number; one that is traced goes into the query instead."""
+def as_number(scale: Any, arrays: tuple[Any, ...]) -> tuple[float | None, tuple[Any, ...]]:
+    """The scale as a number; one that is traced goes into the query instead.
+
+    Raises:
+        ProblemError: It is not one finite number.
+    """
     if scale is None:
         return None, arrays
     if np.ndim(scale):
@@ -111,11 +116,11 @@ def _as_number(scale: Any, arrays: tuple[Any, ...]) -> tuple[float | None, tuple
         query = arrays[0]
         return 1.0, ((query.astype(jnp.float32) * scale).astype(query.dtype), *arrays[1:])
     try:
-        number = float(scale)
+        number = math.nan if isinstance(scale, str) else float(scale)
     except (TypeError, ValueError, OverflowError):
-        raise ProblemError(f"scale must be a finite number, got {scale!r:.60}") from None
+        number = math.nan
     if not math.isfinite(number):
-        raise ProblemError(f"scale must be finite, got {number}")
+        raise ProblemError(f"scale must be a finite number, or None for 1/√H, got {scale!r:.60}")
     return number, arrays
 
 
@@ -149,8 +154,7 @@ def _prepare(
         result = chosen(*_with_four_axes(arrays))
         return jax.tree.map(lambda a: a[0], result) if unbatched else result
 
-    # Inlined where it is traced: the compiled program holds the chosen call alone.
-    return jax.jit(attend, inline=True)
+    return default.serve(attend, chosen)
 
 
 def _with_four_axes(arrays: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -15,9 +15,12 @@ import jax.numpy as jnp
 
 from ...cache.errors import ConfigError, ProblemError, UnknownNameError
 from ...cache.key import Problem, Value
+from ..arguments import check_config
 from ..device import current_device
 from . import pallas_flex
+from .api import as_number
 from .flex_blocks import BlockMask, create_block_mask
+from .flex_check import check_mask, check_score, checked_arrays
 from .flex_mods import Mod, Mods, alibi, both, causal, document, either, local_window, prefix
 
 __all__ = [
@@ -68,42 +71,45 @@ def flex_attention(
         scale: Factor of the products; 1/√H if None.
         implementation: ``"pallas_flex"``, ``"xla"``, or ``"default"``: the first on
             a GPU, the second elsewhere.
-        config: Blocks, warps and stages of ``pallas_flex``; what it leaves out
-            takes the default.
+        config: Blocks, warps and stages where ``implementation="pallas_flex"``;
+            what it leaves out takes the default.
         return_residual: Also return the log-sum-exp, ``[B, T, N]``.
 
     Returns:
         ``[B, T, N, Hv]``; a row that sees no key is zeros.
 
     Raises:
-        ProblemError: A shape or dtype does not fit.
-        ConfigError: ``config`` is not in the space of ``pallas_flex``.
+        ProblemError: A shape or dtype does not fit, or a function is not elementwise.
+        ConfigError: ``config`` is not in the space of ``pallas_flex``, or is given
+            without that implementation.
         UnknownNameError: There is no such implementation.
     """
-    problem = _problem(query, key, value)
+    problem, (query, key, value) = checked_arrays(query, key, value)
+    scale, (query, key, value) = as_number(scale, (query, key, value))
+    scale = 1.0 / math.sqrt(problem.dim) if scale is None else scale
+    _check_block_mask(block_mask, problem)
     if mask_mod is None and block_mask is not None:
         mask_mod = block_mask.mask_mod
+    check_score(score_mod, problem)
+    check_mask(mask_mod, problem)
     if implementation not in ("default", "pallas_flex", "xla"):
         raise UnknownNameError(
             f"flex_attention has no implementation {implementation!r}; "
             "it has: default, pallas_flex, xla"
         )
+    check_config(config)
+    if config is not None and implementation != "pallas_flex":
+        raise ConfigError(
+            f"config={config!r} needs the implementation that it belongs to: "
+            f'pass implementation="pallas_flex" with it, not {implementation!r}'
+        )
     if implementation == "default":
         implementation = "pallas_flex" if jax.default_backend() == "gpu" else "xla"
-    scale = 1.0 / math.sqrt(problem.dim) if scale is None else float(scale)
     if implementation == "xla":
         return _plain(query, key, value, score_mod, mask_mod, scale, return_residual)
     chosen = _config(problem, config)
     if mask_mod is not None and block_mask is None:
         block_mask = _block_mask(problem, mask_mod)
-    elif block_mask is not None and (block_mask.seq, block_mask.kv_seq) != (
-        problem.seq,
-        problem.kv_seq,
-    ):
-        raise ProblemError(
-            f"block_mask was made for {block_mask.seq} queries and {block_mask.kv_seq} keys, "
-            f"this call has {problem.seq} and {problem.kv_seq}; make one for these"
-        )
     return pallas_flex.attend_flexibly(
         query,
         key,
@@ -117,32 +123,33 @@ def flex_attention(
     )
 
 
-def _problem(query: Array, key: Array, value: Array) -> Problem:
-    for name, array in (("query", query), ("key", key), ("value", value)):
-        if array.ndim != 4:
-            raise ProblemError(f"{name} must be [B, T, N, H], got shape {list(array.shape)}")
-        if array.dtype != query.dtype:
-            raise ProblemError(
-                f"{name} has dtype {array.dtype} but query has {query.dtype}; cast them alike"
-            )
-    batch, seq, heads, dim = query.shape
-    if key.shape[0] != batch or key.shape[3] != dim or value.shape[:3] != key.shape[:3]:
+def _check_block_mask(block_mask: Any, problem: Problem) -> None:
+    """Refuses what is no block mask, or is one of another call's shape.
+
+    Raises:
+        ProblemError: It is.
+    """
+    if block_mask is None:
+        return
+    if not isinstance(block_mask, BlockMask):
         raise ProblemError(
-            f"key {list(key.shape)} and value {list(value.shape)} do not go with query "
-            f"{list(query.shape)}: they must be [{batch}, S, K, {dim}] and [{batch}, S, K, Hv]"
+            "block_mask must come from create_block_mask, got "
+            f"{type(block_mask).__name__}; pass a mask function as mask_mod"
         )
-    return Problem.make(
-        "attention",
-        seq=seq,
-        kv_seq=key.shape[1],
-        dim=dim,
-        value_dim=value.shape[3],
-        dtype=str(query.dtype),
-        batch=batch,
-        heads=heads,
-        kv_heads=key.shape[2],
-        mode="fwd_bwd",
-    )
+    if (block_mask.seq, block_mask.kv_seq) != (problem.seq, problem.kv_seq):
+        raise ProblemError(
+            f"block_mask was made for {block_mask.seq} queries and {block_mask.kv_seq} keys, "
+            f"this call has {problem.seq} and {problem.kv_seq}; make one for these"
+        )
+    for sizes in (block_mask.keys.full_count.shape[:2], block_mask.queries.full_count.shape[:2]):
+        for axis, have, want in zip(
+            ("batch", "heads"), sizes, (problem.batch, problem.heads), strict=True
+        ):
+            if have not in (1, want):
+                raise ProblemError(
+                    f"block_mask was made for {axis} {have}, this call has {want}; make one for "
+                    f"these, or with {axis}=None if the mask does not depend on it"
+                )
 
 
 def _config(problem: Problem, config: Mapping[str, Value] | None) -> Mapping[str, Value]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from ...cache.errors import ProblemError
+from .flex_check import check_mask
 from .flex_mods import Mod, Mods
 
 Array = jax.Array
@@ -104,15 +105,21 @@ def create_block_mask(
         block_k: Keys of a block, likewise.
 
     Raises:
-        ProblemError: A size is not positive, or a block not such a power of two.
+        ProblemError: A size is not positive, a block not such a power of two, or the
+            mask no elementwise function.
     """
-    sizes = {"seq": seq, "kv_seq": kv_seq, "batch": batch or 1, "heads": heads or 1}
+    sizes = {"seq": seq, "kv_seq": kv_seq, "batch": batch, "heads": heads}
     for name, size in sizes.items():
-        if size < 1:
-            raise ProblemError(f"{name} must be at least 1, got {size}")
+        if size is None and name in ("batch", "heads"):
+            continue
+        if not _is_integer(size) or size < 1:
+            raise ProblemError(f"{name} must be an integer of at least 1, got {size!r}")
     for name, block in (("block_q", block_q), ("block_k", block_k)):
-        if block < 16 or block & (block - 1):
-            raise ProblemError(f"{name} must be a power of two of at least 16, got {block}")
+        if not _is_integer(block) or block < 16 or block & (block - 1):
+            raise ProblemError(f"{name} must be a power of two of at least 16, got {block!r}")
+    if mask_mod is None:
+        raise ProblemError("mask_mod must be a function (b, h, q, k) -> bool, got None")
+    check_mask(mask_mod)
     mods, arrays = Mods.split(mask_mod)
     shape = (batch or 1, heads or 1, seq, kv_seq, block_q, block_k)
     if arrays:
@@ -121,6 +128,10 @@ def create_block_mask(
     else:
         keys, queries = _constant_lists(mods, shape)
     return BlockMask(keys, queries, mask_mod, seq, kv_seq, block_q, block_k)
+
+
+def _is_integer(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 @functools.lru_cache(maxsize=256)

@@ -14,7 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from ...cache.errors import ProblemError
 from ..pallas import triton
 
 Array = jax.Array
@@ -33,6 +35,10 @@ class local_window:
     left: int
     right: int
 
+    def __post_init__(self) -> None:
+        _check_number("left", self.left, 0)
+        _check_number("right", self.right, 0)
+
     def __call__(self, b: Any, h: Any, q: Any, k: Any) -> Any:
         return (k - q <= self.right) & (q - k <= self.left)
 
@@ -42,6 +48,9 @@ class prefix:
     """Every query sees the first ``length`` keys, and the keys up to its own position."""
 
     length: int
+
+    def __post_init__(self) -> None:
+        _check_number("length", self.length, 0)
 
     def __call__(self, b: Any, h: Any, q: Any, k: Any) -> Any:
         return (k < self.length) | (k <= q)
@@ -53,9 +62,17 @@ class alibi:
 
     heads: int
 
+    def __post_init__(self) -> None:
+        _check_number("heads", self.heads, 1)
+
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         slope = jnp.exp2((h + 1) * jnp.float32(-8.0 / self.heads))
         return score + slope * (k - q).astype(jnp.float32)
+
+
+def _check_number(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ProblemError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
 def document(segment_ids: Array, key_segment_ids: Array | None = None) -> Mod:
@@ -64,9 +81,36 @@ def document(segment_ids: Array, key_segment_ids: Array | None = None) -> Mod:
     Args:
         segment_ids: int32 [B, T], the document of each query.
         key_segment_ids: int32 [B, S]; that of the queries if None.
+
+    Raises:
+        ProblemError: One is no array of integers with two axes.
     """
-    keys = segment_ids if key_segment_ids is None else key_segment_ids
-    return jax.tree_util.Partial(_same_document, segment_ids, keys)
+    queries = _ids("segment_ids", segment_ids)
+    keys = queries if key_segment_ids is None else _ids("key_segment_ids", key_segment_ids)
+    return jax.tree_util.Partial(_same_document, queries, keys)
+
+
+def _ids(name: str, ids: Any) -> Array:
+    try:
+        found = jnp.asarray(ids)
+    except (TypeError, ValueError):
+        raise ProblemError(f"{name} must be an array, got {type(ids).__name__}") from None
+    if found.ndim != 2 or not jnp.issubdtype(found.dtype, jnp.integer):
+        raise ProblemError(
+            f"{name} must be integers [B, length], got {found.dtype}{list(found.shape)}"
+        )
+    return found
+
+
+def document_ids(mask: Any) -> Iterator[tuple[Array, Array]]:
+    """The ids of queries and of keys of every ``document`` in a mask."""
+    if not isinstance(mask, jax.tree_util.Partial):
+        return
+    if mask.func is _same_document:
+        yield mask.args[0], mask.args[1]
+    elif mask.func in (_all_of, _any_of):
+        for one in mask.args[0]:
+            yield from document_ids(one)
 
 
 def _same_document(queries: Any, keys: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -75,12 +119,18 @@ def _same_document(queries: Any, keys: Any, b: Any, h: Any, q: Any, k: Any) -> A
 
 def both(*masks: Mod) -> Mod:
     """A query sees the keys that every mask shows it."""
-    return jax.tree_util.Partial(_all_of, masks)
+    return jax.tree_util.Partial(_all_of, _masks("both", masks))
 
 
 def either(*masks: Mod) -> Mod:
     """A query sees the keys that any mask shows it."""
-    return jax.tree_util.Partial(_any_of, masks)
+    return jax.tree_util.Partial(_any_of, _masks("either", masks))
+
+
+def _masks(name: str, masks: tuple[Mod, ...]) -> tuple[Mod, ...]:
+    if not masks or not all(map(callable, masks)):
+        raise ProblemError(f"{name} takes mask functions, one at least, got {masks!r:.80}")
+    return masks
 
 
 def _all_of(masks: tuple[Mod, ...], *position: Any) -> Any:

@@ -183,3 +183,87 @@ def test_bad_arguments_are_refused_by_name():
         flex.flex_attention(query, key, value, block_mask=short, implementation="pallas_flex")
     with pytest.raises(ProblemError, match="value"):
         flex.flex_attention(query, key, value.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"query": None}, ["query", "None"]),
+        ({"key": object()}, ["key", "object"]),
+        ({"query": [[1.0, 2.0]]}, ["query", "[B, T, N, H]", "[1, 2]"]),
+        ({"value": jnp.zeros((1, 7, 2, 16))}, ["value", "[1, 7, 2, 16]"]),
+        ({"scale": jnp.ones(3)}, ["scale", "[3]"]),
+        ({"scale": float("nan")}, ["scale", "nan", "finite"]),
+        ({"scale": "0.5"}, ["scale", "'0.5'"]),
+        ({"score_mod": 3}, ["score_mod", "3", "(score, b, h, q, k)"]),
+        ({"score_mod": lambda score, q: score}, ["score_mod", "5 arguments"]),
+        ({"score_mod": lambda s, b, h, q, k: s.sum()}, ["score_mod", "elementwise", "float32[]"]),
+        ({"score_mod": lambda s, b, h, q, k: s > 0}, ["score_mod", "floating", "bool"]),
+        ({"score_mod": lambda s, b, h, q, k: (s, s)}, ["score_mod", "one array", "tuple"]),
+        ({"mask_mod": "causal"}, ["mask_mod", "'causal'", "(b, h, q, k)"]),
+        ({"mask_mod": lambda q, k: q >= k}, ["mask_mod", "4 arguments"]),
+        ({"mask_mod": lambda b, h, q, k: q - k}, ["mask_mod", "booleans", "int32"]),
+        ({"mask_mod": lambda b, h, q, k: (q >= k)[0, 0, 1:]}, ["mask_mod", "elementwise"]),
+        ({"mask_mod": flex.document(IDS)}, ["segment_ids", "[2, 150]", "[1, 40]"]),
+        ({"block_mask": flex.causal}, ["block_mask", "create_block_mask", "mask_mod"]),
+        ({"block_mask": flex.create_block_mask(flex.causal, None, None, 30, 40)}, ["30 queries"]),
+        (
+            {"block_mask": flex.create_block_mask(flex.causal, 3, None, 40, 40)},
+            ["batch 3", "has 1"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("implementation", ["xla", "pallas_flex"])
+def test_an_argument_that_is_not_right_is_named_with_its_value(implementation, change, words):
+    names = ("query", "key", "value")
+    given = dict(zip(names, arrays(1, 40, 40, 2, 2, 16), strict=False)) | change
+    with pytest.raises(ProblemError) as caught:
+        flex.flex_attention(**given, implementation=implementation)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: flex.local_window(-1, 0), ["left", "-1"]),
+        (lambda: flex.prefix(2.5), ["length", "2.5"]),
+        (lambda: flex.alibi(0), ["heads", "0"]),
+        (lambda: flex.document(jnp.zeros((1, 4))), ["segment_ids", "float32"]),
+        (lambda: flex.document(None), ["segment_ids", "None"]),
+        (lambda: flex.both(), ["both", "()"]),
+        (lambda: flex.either(flex.causal, 3), ["either", "3"]),
+        (lambda: flex.create_block_mask(None, None, None, 8, 8), ["mask_mod", "None"]),
+        (lambda: flex.create_block_mask(flex.causal, 0, None, 8, 8), ["batch", "0"]),
+        (lambda: flex.create_block_mask(flex.causal, None, None, "8", 8), ["seq", "'8'"]),
+        (lambda: flex.create_block_mask(lambda b, h: b, None, None, 8, 8), ["4 arguments"]),
+    ],
+)
+def test_a_mask_that_cannot_be_is_refused_when_it_is_made(make, words):
+    with pytest.raises(ProblemError) as caught:
+        make()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_config_needs_the_implementation_that_it_belongs_to():
+    query, key, value, _ = arrays(1, 40, 40, 2, 2, 16)
+    for implementation in ("default", "xla"):
+        with pytest.raises(ConfigError, match="pallas_flex"):
+            flex.flex_attention(query, key, value, implementation=implementation, config=SMALL)
+    for nonsense in (3, {"blocks": 2}, {"block_q": "64"}, {1: 2}):
+        with pytest.raises(ConfigError, match="config"):
+            flex.flex_attention(query, key, value, implementation="pallas_flex", config=nonsense)
+
+
+def test_lists_are_arrays_and_a_traced_scale_is_a_scale():
+    query, key, value, _ = arrays(1, 10, 10, 2, 2, 16)
+    want = flex.flex_attention(query, key, value, scale=0.5, mask_mod=flex.causal)
+    lists = [np.asarray(array).tolist() for array in (query, key, value)]
+    np.testing.assert_allclose(
+        flex.flex_attention(*lists, scale=0.5, mask_mod=flex.causal), want, rtol=1e-5
+    )
+    traced = jax.jit(
+        lambda s: flex.flex_attention(query, key, value, scale=s, mask_mod=flex.causal)
+    )
+    np.testing.assert_allclose(traced(0.5), want, rtol=1e-5, atol=1e-6)
