@@ -13,6 +13,7 @@ from collections.abc import Callable
 from ...cache.key import Config, Device, Problem
 from ..op import Space
 from ..pallas.triton import padded
+from .problem import feature_axes
 
 _BLOCKS = (32, 64, 128)
 _WARPS = (4, 8)
@@ -70,7 +71,8 @@ def shared_memory(kernel: Kernel, problem: Problem, device: Device, config: Conf
     """Bytes of shared memory that a program of a kernel needs, at least.
 
     Triton keeps a program's own tiles there for the tensor cores, and for each
-    stage of the pipeline but one the pair of tiles of the axis it walks over.
+    stage of the pipeline but one the pair of tiles of the axis it walks over, with
+    the tile of the bias and of the mask.
     Where a result is an operand of the next product, Ampere passes it through
     shared memory unless a warp holds whole rows of both; Hopper's asynchronous
     products hold on to the tiles of one more stage.
@@ -84,6 +86,7 @@ def shared_memory(kernel: Kernel, problem: Problem, device: Device, config: Conf
     if stages == 1:
         both = item == 2 and kernel.kind == "by_key"
         return own + (first + second if both else max(first, second))
+    own += (stages - 1) * _added_tiles(kernel, problem, own_rows, rows, item)
     pipelined = (stages - 1) * (first + second)
     statistics = (stages - 1) * 8 * rows if kernel.kind == "by_key" else 0
     if _asynchronous(device, own_rows):
@@ -95,6 +98,19 @@ def shared_memory(kernel: Kernel, problem: Problem, device: Device, config: Conf
     width = value_dim if kernel.kind == "forward" else dim
     passed = own_rows * rows * item if own_rows < width else 0
     return own + pipelined + statistics + passed
+
+
+def _added_tiles(kernel: Kernel, problem: Problem, own_rows: int, rows: int, item: int) -> int:
+    """Bytes of what is added to a tile of scores: the bias, and a byte each for the mask."""
+    own_axis, axis = ("s", "t") if kernel.kind == "by_key" else ("t", "s")
+    total = 0
+    for name, size in (("bias", item), ("mask", 1)):
+        axes = feature_axes(problem, name) or ""
+        if axis in axes and own_axis in axes:
+            total += own_rows * rows * size
+        elif axis in axes and size > 1:  # a row of single bytes is not worth a copy
+            total += rows * size
+    return total
 
 
 def _asynchronous(device: Device, own_rows: int) -> bool:
