@@ -131,7 +131,9 @@ def _draw_problem(op: str, rng: random.Random) -> Problem:
 
 def _draw_name(problem: Problem, device: Device, rng: random.Random) -> str:
     op, weights = get_op(problem.op), _WEIGHTS[problem.op]
-    able = {n: w for n, w in weights.items() if op.implementation(n).supports(problem, device) is None}
+    able = {
+        n: w for n, w in weights.items() if op.implementation(n).supports(problem, device) is None
+    }
     return rng.choices(list(able), list(able.values()))[0]  # fmt: skip
 
 
@@ -230,7 +232,9 @@ def _linear_peak() -> Iterator[Check]:
     for row in _linear_file("peak"):
         if row["seq"] == longest["peak"] and row["impl"] in ("chunked", "pallas"):
             problem = _linear_problem(row)
-            yield Check("", card, problem, _default(problem, row["impl"], card), file={"all_mb": 20480})
+            yield Check(
+                "", card, problem, _default(problem, row["impl"], card), file={"all_mb": 20480}
+            )
     for row in _linear_file("layer"):
         if row["seq"] == longest["layer"] and row["impl"] == "chunked":
             yield Check("", card, _linear_problem(row), LAYER, file={"temp_mb": 1536})

@@ -48,9 +48,7 @@ def compile_without_spills(target: Target, problem: Problem, candidate: Candidat
     return _compile(target, problem, candidate, **NO_SPILLS)
 
 
-def _compile(
-    target: Target, problem: Problem, candidate: Candidate, **options: Any
-) -> Compilation:
+def _compile(target: Target, problem: Problem, candidate: Candidate, **options: Any) -> Compilation:
     programs: dict[str, Callable[[], Program]] = {
         "layer": lambda: _layer(problem),
         "flex": lambda: _flex(problem, candidate),
