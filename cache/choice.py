@@ -8,12 +8,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
 
-from .key import Problem
+from .key import Device, Problem
 from .record import Record
 
 #: A neighbour may differ by at most this factor in seq and in kv_seq.
 NEAREST_FACTOR = 2.0
+
+#: A device of the same class may differ by at most this factor in its cores.
+CORES_FACTOR = 2.0
 
 POLICIES = ("strict", "warn", "any")
 
@@ -67,12 +71,23 @@ def rank(records: Iterable[Record], versions: Versions, policy: str = "warn") ->
     return sorted(kept, key=lambda r: (stale[r.id], -r.comparison.ratio, -r.provenance.time, r.id))
 
 
-def nearest(records: Iterable[Record], problem: Problem) -> list[list[Record]]:
+class About(Protocol):
+    """A record of any kind that is about a problem."""
+
+    @property
+    def problem(self) -> Problem:
+        """The problem."""
+
+
+Some = TypeVar("Some", bound=About)
+
+
+def nearest(records: Iterable[Some], problem: Problem) -> list[list[Some]]:
     """Records of neighbouring problems, grouped by problem, the closest problem first.
 
     Problems that differ in batch and heads alone come before all others.
     """
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[Some]] = {}
     distances: dict[str, tuple[float, float]] = {}
     for record in records:
         found = distance(record.problem, problem)
@@ -93,3 +108,26 @@ def distance(a: Problem, b: Problem) -> tuple[float, float] | None:
         return None
     rows = abs(math.log2(a.batch * a.heads / (b.batch * b.heads)))
     return sum(steps), rows
+
+
+def same_class(devices: Iterable[Device], here: Device) -> list[Device]:
+    """The devices whose records may be used here for want of own ones, the most similar first.
+
+    They are of the same platform, and of the same compute capability, or the same
+    product where there is no such figure; their cores differ by a factor of two at
+    most. Their configs are not trusted: they are fitted into the space here, and what
+    the implementation does not support here is passed over.
+    """
+    kept = [
+        one
+        for one in devices
+        if one.key != here.key
+        and one.platform == here.platform
+        and one.capability == here.capability
+        and (one.capability or one.name == here.name)
+        and max(one.cores, here.cores) <= CORES_FACTOR * min(one.cores, here.cores)
+    ]
+    return sorted(
+        kept,
+        key=lambda one: (one.name != here.name, abs(one.cores - here.cores), one.key),
+    )

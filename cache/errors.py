@@ -47,3 +47,15 @@ class StorageError(ShapetuneError, ValueError):
 
 class TargetError(ShapetuneError, ValueError):
     """A GPU to compile for is not known, or cannot be compiled for here."""
+
+
+class IsolationError(ShapetuneError, RuntimeError):
+    """The worker process that trials run in cannot do its work."""
+
+
+class DeviceError(ShapetuneError, RuntimeError):
+    """jax finds no device that it can use."""
+
+
+class DivergenceError(ShapetuneError, RuntimeError):
+    """The processes of one job would not run the same kernels."""

@@ -171,6 +171,9 @@ class Record:
     verification: Verification
     provenance: Provenance
     trials: tuple[Trial, ...] = ()
+    #: The id of the bytes that it was read from: those of an older layout are not
+    #: the bytes that it would have now.
+    stored_id: str = dataclasses.field(default="", init=False, compare=False, repr=False)
 
     @property
     def heuristic_is_best(self) -> bool:
@@ -201,7 +204,7 @@ class Record:
     @property
     def id(self) -> str:
         """A hash of the bytes, 32 hexadecimal digits."""
-        return record_id(self.to_bytes())
+        return self.stored_id or record_id(self.to_bytes())
 
 
 def read_record(payload: bytes) -> Record:

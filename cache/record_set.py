@@ -152,7 +152,10 @@ class RecordSet:
         if identity not in self._decoded:
             head = read_head(self._payloads[identity])
             try:
-                self._decoded[identity] = _READERS[head.kind](head)
+                one = _READERS[head.kind](head)
+                if isinstance(one, Record):
+                    object.__setattr__(one, "stored_id", identity)
+                self._decoded[identity] = one
             except RecordError as error:
                 self._decoded[identity] = None
                 self.damage.append(Damage(Path("memory"), f"record {identity}: {error}"))

@@ -39,3 +39,13 @@ def check_config(config: Any) -> None:
         return
     if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
         raise ConfigError(f"config must map parameter names to values, got {config!r}")
+
+
+def typed(value: Any) -> Any:
+    """A value for a table's key that is equal only to values of its own type.
+
+    1 == True == 1.0, but a window of True, or a block of 1.0, is refused.
+    """
+    if isinstance(value, tuple):
+        return tuple(map(typed, value))
+    return value.__class__, value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,9 +13,9 @@ import jax
 from ..cache import choice
 from ..cache.errors import ConfigError
 from ..cache.key import Candidate, Device, Problem, Value
-from ..cache.record import Record
 from ..cache.record_set import RecordSet
 from .op import Op
+from .tiers import Case, Found, exact, imported, neighbour, other_device, pinned
 
 log = logging.getLogger("shapetune")
 
@@ -30,9 +30,11 @@ class Decision:
         problem: The problem.
         implementation: Name of the implementation.
         config: Its config.
-        tier: ``"forced"`` (the caller's own), ``"exact"`` (a record of this
-            problem), ``"other-batch"`` (of another batch or number of heads),
-            ``"nearest"`` (of a neighbouring sequence length) or ``"heuristic"``.
+        tier: ``"forced"`` (the caller's own), ``"pinned"`` (a person's), ``"exact"``
+            (a record of this problem), ``"other-batch"`` (of another batch or number
+            of heads), ``"nearest"`` (of a neighbouring sequence length),
+            ``"other-device"`` (of a device of the same class), ``"imported"`` (others'
+            figures) or ``"heuristic"``.
         speedup: Measured gain over the heuristic, for the tier "exact".
         interval: Its 95% interval.
         record_ids: The records that it rests on.
@@ -53,6 +55,11 @@ class Decision:
         """The implementation and its config."""
         return Candidate(self.implementation, self.config)
 
+    @property
+    def is_miss(self) -> bool:
+        """Whether no record of the problem itself, and no person, decided it."""
+        return self.tier not in ("forced", "pinned", "exact")
+
     def to_map(self) -> dict[str, Any]:
         """The fields as plain values, for JSON."""
         return {
@@ -72,21 +79,28 @@ class Settings:
             ``"heuristic"``, ``"warn"`` too, or raise an ``"error"``.
         stale: ``SHAPETUNE_STALE``: records of other versions are not used
             (``"strict"``), rank behind fresh ones (``"warn"``) or count in full (``"any"``).
+        imported: ``SHAPETUNE_IMPORTED=1``: what others measured counts, below
+            everything that was measured here.
     """
 
     disabled: bool = False
     on_miss: str = "heuristic"
     stale: str = "warn"
+    imported: bool = False
 
     @classmethod
     def from_environment(cls) -> Settings:
         """The settings as the environment has them now."""
         return cls(
-            disabled=os.environ.get("SHAPETUNE_DISABLE", "").lower()
-            not in ("", "0", "false", "no"),
+            disabled=_is_set("SHAPETUNE_DISABLE"),
             on_miss=_one_of("SHAPETUNE_ON_MISS", _ON_MISS, cls.on_miss),
             stale=_one_of("SHAPETUNE_STALE", choice.POLICIES, cls.stale),
+            imported=_is_set("SHAPETUNE_IMPORTED"),
         )
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() not in ("", "0", "false", "no")
 
 
 def _one_of(variable: str, allowed: Sequence[str], default: str) -> str:
@@ -107,100 +121,70 @@ def versions(op: Op) -> choice.Versions:
 
 
 def decide(
-    op: Op, problem: Problem, device: Device, records: RecordSet, settings: Settings
+    op: Op,
+    problem: Problem,
+    device: Device,
+    records: RecordSet,
+    settings: Settings,
+    elsewhere: Callable[[], RecordSet] = RecordSet,
 ) -> Decision:
     """The decision for a problem, as a function of the record set alone.
 
     The tiers, first match wins:
 
-    1. ``exact``: the best record of the problem itself.
-    2. ``other-batch``: the best record of the problem with another batch or
+    1. ``pinned``: what a person pinned for the problem.
+    2. ``exact``: the best record of the problem itself.
+    3. ``other-batch``: the best record of the problem with another batch or
        number of heads, the closest first.
-    3. ``nearest``: the best record of a neighbour within a factor of two in
+    4. ``nearest``: the best record of a neighbour within a factor of two in
        seq and kv_seq, the closest first, its config fitted into the space.
-    4. ``heuristic``: nothing is known.
+    5. ``other-device``: the best record of the problem on a device of the same
+       class (see ``choice.same_class``), its config fitted into the space here.
+    6. ``imported``: what others measured, if ``settings`` ask for it.
+    7. ``heuristic``: nothing is known.
 
     A candidate that its implementation does not support for this problem on
-    this device, or whose config is outside its space, is passed over.
+    this device, whose config is outside its space, or that is quarantined, is
+    passed over.
+
+    Args:
+        op: The op of the problem.
+        problem: The problem, canonical.
+        device: The device at hand.
+        records: The records of this device.
+        settings: What the environment asks for.
+        elsewhere: Gives the records of other devices; called only where those
+            of this one do not decide.
     """
-    steps: list[str] = []
-    heuristic = op.heuristic(problem, device)
+    case = Case(op, problem, device, versions(op), settings.stale)
     if settings.disabled:
-        steps.append("SHAPETUNE_DISABLE is set: nothing was looked up")
-        return _decision(problem, heuristic, "heuristic", steps)
-    now = versions(op)
-    exact = choice.rank(records.exact(device, problem), now, settings.stale)
-    steps.append(f"exact: {len(exact)} record(s)")
-    for record in exact:
-        candidate = _usable(op, problem, device, record, steps, fit=False)
-        if candidate is not None:
-            _warn_if_stale(record, now, settings)
-            return _from_record(problem, candidate, "exact", record, steps)
-    groups = choice.nearest(records.family(device, problem), problem)
-    steps.append(f"neighbours: {len(groups)} problem(s) within a factor of two")
-    for group in groups:
-        for record in choice.rank(group, now, settings.stale):
-            candidate = _usable(op, problem, device, record, steps, fit=True)
-            if candidate is not None:
-                same = (record.problem.seq, record.problem.kv_seq) == (problem.seq, problem.kv_seq)
-                _warn_if_stale(record, now, settings)
-                return _from_record(
-                    problem, candidate, "other-batch" if same else "nearest", record, steps
-                )
-    steps.append("nothing tuned fits: the heuristic")
-    return _decision(problem, heuristic, "heuristic", steps)
+        case.steps.append("SHAPETUNE_DISABLE is set: nothing was looked up")
+        return _decision(case, Found(op.heuristic(problem, device), "heuristic"))
+    case.learn_quarantines(records)
+    found = (
+        pinned(case, records)
+        or exact(case, records)
+        or neighbour(case, records)
+        or other_device(case, elsewhere)
+        or imported(case, records, asked=settings.imported)
+    )
+    if found is None:
+        case.steps.append("nothing tuned fits: the heuristic")
+        found = Found(case.heuristic(), "heuristic")
+    for line in found.warnings:
+        log.warning("%s", line)
+    return _decision(case, found)
 
 
-def _decision(
-    problem: Problem, candidate: Candidate, tier: str, steps: list[str], **more: Any
-) -> Decision:
+def _decision(case: Case, found: Found) -> Decision:
+    record = found.record if found.tier == "exact" else None
     return Decision(
-        problem, candidate.implementation, dict(candidate.config), tier, steps=tuple(steps), **more
+        case.problem,
+        found.candidate.implementation,
+        dict(found.candidate.config),
+        found.tier,
+        speedup=record.comparison.ratio if record else None,
+        interval=(record.comparison.low, record.comparison.high) if record else None,
+        record_ids=found.record_ids,
+        steps=tuple(case.steps),
     )
-
-
-def _from_record(
-    problem: Problem, candidate: Candidate, tier: str, record: Record, steps: list[str]
-) -> Decision:
-    found = record.comparison
-    exact = tier == "exact"
-    return _decision(
-        problem,
-        candidate,
-        tier,
-        steps,
-        speedup=found.ratio if exact else None,
-        interval=(found.low, found.high) if exact else None,
-        record_ids=(record.id,),
-    )
-
-
-def _usable(
-    op: Op, problem: Problem, device: Device, record: Record, steps: list[str], *, fit: bool
-) -> Candidate | None:
-    """The candidate that a record stands for, if it can serve the problem here."""
-    if record.heuristic_is_best:
-        # Of a neighbour as of itself: what was learnt is that the rule of thumb holds.
-        return op.heuristic(problem, device)
-    chosen = record.chosen
-    one = op.implementations.get(chosen.implementation)
-    if one is None:
-        reason: str | None = "no such implementation here"
-    elif not one.automatic(problem, device):
-        reason = "not for automatic choice on this device"
-    else:
-        reason = one.supports(problem, device)
-        if reason is None:
-            space = one.space(problem, device)
-            config = space.fit(chosen.config) if fit else chosen.config
-            reason = space.refusal(config)
-            if reason is None:
-                return Candidate(chosen.implementation, config)
-    steps.append(f"passed over {chosen.key} of {record.problem.label}: {reason}")
-    return None
-
-
-def _warn_if_stale(record: Record, now: choice.Versions, settings: Settings) -> None:
-    reason = now.staleness(record) if settings.stale == "warn" else None
-    if reason is not None:
-        log.warning("using a stale record for %s: %s", record.problem.label, reason)

@@ -19,7 +19,9 @@ import jax
 from ..cache import store
 from ..cache.errors import ConfigError, ShapetuneError, UntunedError
 from ..cache.key import Candidate, Problem, Value
+from ..cache.places import Place, as_places, read_path
 from ..cache.record_set import RecordSet
+from . import misses
 from .decision import Decision, Settings, decide
 from .device import current_device
 from .op import Op, get_op
@@ -31,14 +33,18 @@ class State:
     """Cache places with what was read from them, and the calls prepared so far.
 
     Attributes:
+        places: Where records are read from.
         memo: From the static part of a call to the function that serves it.
+        misses: The calls that no record of their own answered.
     """
 
-    def __init__(self, places: Sequence[Path | str] | None = None) -> None:
-        self.places = [Path(p) for p in places] if places is not None else store.default_places()
+    def __init__(self, places: Sequence[Place] | None = None) -> None:
+        self.places = list(places) if places is not None else read_path()
         self.settings = Settings.from_environment()
         self.memo: dict[Any, Callable[..., Any]] = {}
+        self.misses = misses.Counts(self.places)
         self._records: RecordSet | None = None
+        self._elsewhere: RecordSet | None = None
         self._decisions: dict[Problem, Decision] = {}
         self._lock = threading.RLock()
 
@@ -50,14 +56,34 @@ class State:
                 self._records = store.load(self.places, current_device())
             return self._records
 
+    def elsewhere(self) -> RecordSet:
+        """The records of other devices of this platform, read when first needed."""
+        with self._lock:
+            if self._elsewhere is None:
+                here = current_device()
+                self._elsewhere = store.load_folders(
+                    self.places,
+                    lambda name: name.startswith(f"{here.platform}-") and name != here.folder,
+                    here,
+                )
+            return self._elsewhere
+
     def decide(self, op: Op, problem: Problem) -> Decision:
         """The decision for a problem, made once."""
         with self._lock:
             found = self._decisions.get(problem)
             if found is None:
-                found = decide(op, problem, current_device(), self.records, self.settings)
+                found = decide(
+                    op, problem, current_device(), self.records, self.settings, self.elsewhere
+                )
                 self._decisions[problem] = found
             return found
+
+    @property
+    def decisions(self) -> dict[Problem, Decision]:
+        """What was decided so far."""
+        with self._lock:
+            return dict(self._decisions)
 
     def report_miss(self, decision: Decision) -> None:
         """Warns or raises, as the settings say, of a decision that no record supports."""
@@ -97,15 +123,15 @@ def load(paths: str | Path | Sequence[str | Path]) -> int:
     """Makes these cache places the process's, and returns how many records they hold.
 
     Args:
-        paths: A folder or ``.msgpack`` file, or several of them.
+        paths: A folder, a ``.msgpack`` file or the URL of a remote place, or several of them.
 
     Functions that ``jax.jit`` has traced already keep what they were traced with.
 
     Raises:
-        CacheError: A place is a file of something else.
+        CacheError: A place is a file of something else, or not a place at all.
     """
     global _process_state
-    fresh = State(_as_places(paths))
+    fresh = State(as_places(paths))
     count = len(fresh.records)
     _process_state = fresh
     return count
@@ -127,9 +153,9 @@ def use_cache(paths: str | Path | Sequence[str | Path]) -> Iterator[None]:
     """Dispatches from these cache places inside the ``with`` block, in this thread.
 
     Raises:
-        CacheError: A place is a file of something else.
+        CacheError: A place is a file of something else, or not a place at all.
     """
-    places = _as_places(paths)
+    places = as_places(paths)
     for place in places:
         store.check_place(place)
     token = _scoped.set(State(places))
@@ -137,11 +163,6 @@ def use_cache(paths: str | Path | Sequence[str | Path]) -> Iterator[None]:
         yield
     finally:
         _scoped.reset(token)
-
-
-def _as_places(paths: str | Path | Sequence[str | Path]) -> list[Path]:
-    several = [paths] if isinstance(paths, str | Path) else list(paths)
-    return [Path(path).expanduser() for path in several]
 
 
 def prepare(
@@ -174,14 +195,36 @@ def prepare(
     current.report_miss(plain)
     plain_function = op.bind(problem, plain.candidate, static)
     if plain.candidate == differentiated.candidate:
-        return plain_function
+        return _with_counts(plain_function, current, plain, differentiated)
 
     def in_training(*arrays: Any) -> Any:
         current.report_miss(differentiated)
         return trained(*arrays)
 
     trained = op.bind(training, differentiated.candidate, static)
-    return _differently_under_gradient(plain_function, in_training)
+    chosen = _differently_under_gradient(plain_function, in_training)
+    return _with_counts(chosen, current, plain, differentiated)
+
+
+def _with_counts(
+    function: Callable[..., Any], current: State, plain: Decision, training: Decision
+) -> Callable[..., Any]:
+    """The function, with the counts that ``serve`` adds to where its decisions are misses."""
+    if not current.settings.disabled:
+        function.counts = (  # type: ignore[attr-defined]
+            current.misses.of(plain),
+            current.misses.of(training),
+        )
+    return function
+
+
+def serve(function: Callable[..., Any], chosen: Callable[..., Any]) -> Callable[..., Any]:
+    """What the memo keeps for a call: ``function``, which calls what ``prepare`` chose.
+
+    It is inlined where it is traced: the compiled program holds the chosen call alone.
+    """
+    inlined = jax.jit(function, inline=True)
+    return misses.counted(inlined, *getattr(chosen, "counts", (None, None)))
 
 
 def forced(
@@ -237,4 +280,11 @@ def explain_problem(problem: Problem) -> Decision:
     """The decision for a problem, with every step that led to it."""
     current = state()
     op = get_op(problem.op)
-    return decide(op, op.canonical(problem), current_device(), current.records, current.settings)
+    return decide(
+        op,
+        op.canonical(problem),
+        current_device(),
+        current.records,
+        current.settings,
+        current.elsewhere,
+    )

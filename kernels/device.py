@@ -8,13 +8,26 @@ import platform
 
 import jax
 
+from ..cache.errors import DeviceError
 from ..cache.key import Device
 
 
 @functools.cache
 def current_device() -> Device:
-    """The fingerprint of jax's default device."""
-    device = jax.devices()[0]
+    """The fingerprint of jax's default device.
+
+    Raises:
+        DeviceError: jax finds none that it can use.
+    """
+    try:
+        device = jax.devices()[0]
+    except RuntimeError as error:
+        named = os.environ.get("JAX_PLATFORMS")
+        remedy = "unset it, or set it to cpu, cuda or tpu" if named else "install jax for it"
+        raise DeviceError(
+            f"jax finds no device to run on (JAX_PLATFORMS={named!r}); {remedy}. "
+            f"It says: {' '.join(str(error).split())[:300]}"
+        ) from error
     if device.platform == "cpu":
         return _cpu()
     stats = device.memory_stats() or {}

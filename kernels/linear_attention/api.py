@@ -11,7 +11,7 @@ import jax
 
 from ...cache.key import Value
 from .. import default
-from ..arguments import as_arrays, check_config
+from ..arguments import as_arrays, check_config, typed
 from ..op import get_op
 from .problem import NAMES, problem_of
 
@@ -69,8 +69,8 @@ def linear_attention(
         static = (
             "linear_attention",
             query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
-            window_size, feature_map, implementation,
-            None if config is None else tuple(config.items()),
+            window_size, window_size.__class__, feature_map, implementation,
+            None if config is None else typed(tuple(config.items())),
             None if initial_state is None else (initial_state.shape, initial_state.dtype),
         )  # fmt: skip
         served = memo.get(static)
@@ -96,5 +96,4 @@ def _prepare(
     check_config(config)
     problem = problem_of(arrays, window_size=window_size, feature_map=feature_map)
     chosen = default.prepare(get_op("linear_attention"), problem, implementation, config)
-    # Inlined where it is traced: the compiled program holds the chosen call alone.
-    return jax.jit(chosen, inline=True)
+    return default.serve(chosen, chosen)
