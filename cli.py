@@ -8,7 +8,7 @@ import click
 
 from ._version import __version__
 from .cache.errors import ShapetuneError
-from .commands import asking, bench, tuning
+from .commands import asking, bench, report, tuning
 
 
 class _Group(click.Group):
@@ -35,6 +35,7 @@ for _command in (
     tuning.demo,
     bench.bench,
     bench.compare,
+    report.report,
 ):
     main.add_command(_command)
 

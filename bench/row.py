@@ -133,10 +133,12 @@ class Point:
             assert self.inputs is not None
             return TorchPeer(name, self.problem, self.inputs), {}
         one = self.op.implementation(name)
-        slow = peers.too_slow(one, self.problem, self.device)
+        slow = peers.too_slow(one, self.device)
         if slow and not self.request.interpret:
             raise UnsupportedError(slow)
-        candidate = peers.candidate_of(self.op, name, self.problem, self.device, row.get("chunk"))
+        # The layer takes the name of an implementation, and so its default config.
+        chunk = None if self.suite == "layer" else row.get("chunk")
+        candidate = peers.candidate_of(self.op, name, self.problem, self.device, chunk)
         self.op.require(self.problem, self.device, candidate)
         about: Row = {"chosen": candidate.key}
         if name == "default":

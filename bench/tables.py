@@ -23,11 +23,13 @@ class Within:
 
     Attributes:
         file: The file.
+        chooser: The implementation that others are held against.
         summaries: Each implementation over the chooser's.
         losses: By group, what the chooser loses to the best at each point.
     """
 
     file: BenchFile
+    chooser: str
     summaries: list[Summary]
     losses: dict[str, list[Loss]]
 
@@ -37,14 +39,12 @@ class Comparison:
     """Files by themselves, and the first against each other one.
 
     Attributes:
-        chooser: The implementation that others are held against.
         within: For each file.
         points: The common points of all files.
         pairs: For each file after the first, the implementations that both share.
         tables: The rows at the common points, by file.
     """
 
-    chooser: str
     within: list[Within]
     points: list[Point]
     pairs: list[list[Pair]]
@@ -57,7 +57,7 @@ class Comparison:
                 {
                     "name": one.file.name,
                     "device": one.file.device_name,
-                    "over": self.chooser,
+                    "over": one.chooser,
                     "implementations": [s.to_map() for s in one.summaries],
                     "regret": {g: regret_map(losses) for g, losses in one.losses.items()},
                 }
@@ -77,17 +77,27 @@ class Comparison:
         }
 
 
-def within(file: BenchFile, chooser: str = "default") -> Within:
-    """What one file shows by itself."""
+def within(file: BenchFile, chooser: str | None = None) -> Within:
+    """What one file shows by itself; held against `default`, or what has the most times."""
     found = compare.table(file)
+    chooser = chooser or usual_chooser(file)
     losses = {group: compare.regret(found, group, chooser) for group in compare.GROUPS}
-    return Within(file, compare.against(found, chooser), losses)
+    return Within(file, chooser, compare.against(found, chooser), losses)
+
+
+def usual_chooser(file: BenchFile) -> str:
+    """`default` if a file has times of it, else the implementation with the most times."""
+    times: dict[str, int] = {"default": 0}
+    for row in file.results:
+        if compare.value_of(row) is not None:
+            times[compare.name_of(row)] = times.get(compare.name_of(row), 0) + 1
+    return "default" if times["default"] else max(times, key=lambda name: times[name])
 
 
 def comparison(
-    files: Sequence[BenchFile], match: Callable[[Point], Point], chooser: str = "default"
+    files: Sequence[BenchFile], match: Callable[[Point], Point], chooser: str | None = None
 ) -> Comparison:
-    """Files side by side.
+    """Files side by side; ``chooser`` as in ``within``.
 
     Raises:
         ShapetuneError: They have no point in common.
@@ -95,7 +105,6 @@ def comparison(
     points = compare.common_points(files, match)
     tables = [{match(p): rows for p, rows in compare.table(file).items()} for file in files]
     return Comparison(
-        chooser,
         [within(file, chooser) for file in files],
         points,
         [compare.across(files[0], other, match) for other in files[1:]],
@@ -127,9 +136,9 @@ def rendered(found: Comparison, points: bool) -> Iterator[Any]:
     for one in found.within:
         yield f"\n[bold]{one.file.name}[/bold]: {one.file.device_name}, {len(one.file.results)} rows"
         if one.summaries:
-            title = f"Time of each over {found.chooser}'s (above 1: {found.chooser} is faster)"
+            title = f"Time of each over {one.chooser}'s (above 1: {one.chooser} is faster)"
             yield summary_table(title, one.summaries)
-            yield regret_table(one.losses, found.chooser)
+            yield regret_table(one.losses, one.chooser)
     if len(found.within) > 1:
         yield f"\n{len(found.points)} points in common"
     for other, pairs in zip(found.within[1:], found.pairs, strict=True):

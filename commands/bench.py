@@ -138,13 +138,11 @@ class _Shown:
 @click.option(
     "--to",
     "chooser",
-    default="default",
-    show_default=True,
-    help="The implementation that the others are held against.",
+    help="The implementation that the others are held against; default if not given.",
 )
 @json_option
 def compare(
-    files: tuple[Path, ...], any_batch: bool, points: bool, chooser: str, as_json: bool
+    files: tuple[Path, ...], any_batch: bool, points: bool, chooser: str | None, as_json: bool
 ) -> None:
     """Benchmark files side by side: ratios, their means, and what default loses to the best.
 

@@ -1,0 +1,324 @@
+"""The plots of the report, as plotly's own JSON: colours of text and grid come from the page."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..autotune.display import milliseconds
+from ..cache.record import Record
+from . import compare, findings
+from .compare import Point
+from .findings import Findings
+from .schema import Row
+from .tables import Within
+
+#: One plot, or several of which a menu shows one: label and figure.
+Figure = dict[str, Any]
+Choices = list[tuple[str, list[Figure]]]
+
+#: Distinct in both themes, and to the colour-blind (after Okabe and Ito, 2008).
+_COLOURS = (
+    "#0f8fd6", "#e08a00", "#12a579", "#d9569f", "#8b6fe8", "#c9a400", "#e05a3c", "#5b8f22",
+    "#2fb7c4", "#9a6a4f", "#7a8594", "#b04ac0",
+)  # fmt: skip
+_GREY = "#8a8f98"
+_ROW = 27
+_MAX_MENU = 120
+
+
+class Colours:
+    """A colour for each implementation, the same in every plot."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        ordered = sorted(set(names), key=lambda name: (name != "default", name))
+        self._of = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(ordered)}
+
+    def __getitem__(self, name: str) -> str:
+        return self._of.get(name, _GREY)
+
+
+def colours(found: Findings) -> Colours:
+    """The colours of the implementations that records and files name."""
+    tried = [t.candidate.implementation for r in found.tuned for t in r.trials]
+    chosen = [r.chosen.implementation for r in found.tuned]
+    rows = [name for one in found.files for name in map(compare.name_of, one.file.results)]
+    return Colours((*tried, *chosen, *rows))
+
+
+def short(record: Record) -> str:
+    """A problem without its op."""
+    return record.problem.label.partition(" ")[2]
+
+
+def gains(found: Findings, colour: Colours) -> Choices:
+    """The gain of each tuned problem over the heuristic, with its interval, by op and mode."""
+    groups: dict[str, list[Record]] = {}
+    for record in found.tuned:
+        groups.setdefault(f"{record.problem.op} {record.problem.mode}", []).append(record)
+    choices: Choices = []
+    for name, records in groups.items():
+        records = sorted(records, key=lambda r: r.comparison.ratio)
+        figure = _gains_figure(records, colour)
+        choices.append((f"{name}, {len(records)} problems", [figure]))
+    return choices
+
+
+def _gains_figure(records: Sequence[Record], colour: Colours) -> Figure:
+    traces = []
+    for name in sorted({r.chosen.implementation for r in records}):
+        own = [r for r in records if r.chosen.implementation == name]
+        found = [r.comparison for r in own]
+        traces.append({
+            "type": "scatter", "mode": "markers", "name": name,
+            "x": [c.ratio for c in found], "y": [_unique(r, records) for r in own],
+            "error_x": {
+                "type": "data", "symmetric": False, "thickness": 1.5, "width": 3,
+                "array": [c.high - c.ratio for c in found],
+                "arrayminus": [c.ratio - c.low for c in found], "color": colour[name],
+            },
+            "marker": {"color": colour[name], "size": 9},
+            "customdata": [
+                [r.chosen.key, milliseconds(c.chosen_ms), r.heuristic.key,
+                 milliseconds(c.heuristic_ms), f"[{c.low:.2f}, {c.high:.2f}]"]
+                for r, c in zip(own, found, strict=True)
+            ],
+            "hovertemplate": (
+                "<b>%{x:.2f}×</b> %{customdata[4]}<br>%{y}<br>%{customdata[0]}: %{customdata[1]} ms"
+                "<br>heuristic %{customdata[2]}: %{customdata[3]} ms<extra></extra>"
+            ),
+        })  # fmt: skip
+    order = [_unique(record, records) for record in records]
+    layout = {
+        "xaxis": {"title": {"text": "times as fast as the heuristic"}, "type": "log",
+                  "dtick": "D1" if _spread(r.comparison.high for r in records) > 3 else None},
+        "yaxis": {"categoryorder": "array", "categoryarray": order, "automargin": True,
+                  "range": [-0.7, len(order) - 0.3], "ticks": ""},
+        "height": 130 + _ROW * len(order), "rows": True,
+        "shapes": [{"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1,
+                    "line": {"width": 1, "dash": "dot", "color": _GREY}}],
+    }  # fmt: skip
+    return {"data": traces, "layout": layout}
+
+
+def _unique(record: Record, records: Sequence[Record]) -> str:
+    """A label that tells a record from the others, also of another device."""
+    several = len({r.device.key for r in records}) > 1
+    return f"{short(record)} ({record.device.name})" if several else short(record)
+
+
+def _spread(values: Iterable[float]) -> float:
+    known = list(values)
+    return max(known) / min(known) if known and min(known) > 0 else 1.0
+
+
+def against_length(files: Sequence[Within], colour: Colours) -> Choices:
+    """Time and memory against the sequence length, one line an implementation."""
+    groups: dict[str, dict[str, list[tuple[Point, Row]]]] = {}
+    for one in files:
+        for point, rows in compare.table(one.file).items():
+            facets = point.facets
+            facets.pop("length")
+            words = [point.suite, *(v for k, v in facets.items() if k not in ("suite", "dim"))]
+            label = " · ".join([one.file.name, *words, f"dim {point.dim}"])
+            for name, row in rows.items():
+                groups.setdefault(label, {}).setdefault(name, []).append((point, row))
+    choices: Choices = []
+    for label, lines in list(groups.items())[:_MAX_MENU]:
+        peak = any(point.suite == "peak" for found in lines.values() for point, _ in found)
+        memory = _lines(lines, colour, _memory, "MiB")
+        time = _lines(lines, colour, _time, "ms")
+        choices.append((label, [memory] if peak else [time, memory]))
+    return choices
+
+
+def _time(row: Row) -> float | None:
+    return row.get("median_ms")
+
+
+def _memory(row: Row) -> float | None:
+    if "peak_mb" in row:
+        return float(row["peak_mb"])
+    parts = [row.get(name) for name in ("xla_temp_mb", "xla_arg_mb", "xla_out_mb")]
+    return None if None in parts else float(sum(filter(None, parts)))
+
+
+def _lines(
+    lines: Mapping[str, list[tuple[Point, Row]]], colour: Colours, value: Any, unit: str
+) -> Figure:
+    traces, lengths = [], set()
+    for name in sorted(lines, key=lambda name: (name != "default", name)):
+        found = sorted(lines[name], key=lambda pair: pair[0].seq)
+        known = [(point.seq, row, value(row)) for point, row in found]
+        known = [(seq, row, y) for seq, row, y in known if y]
+        if not known:
+            continue
+        lengths |= {seq for seq, _, _ in known}
+        traces.append({
+            "type": "scatter", "mode": "lines+markers", "name": name,
+            "x": [seq for seq, _, _ in known], "y": [y for _, _, y in known],
+            "line": {"color": colour[name], "width": 3 if name == "default" else 1.8},
+            "marker": {"color": colour[name], "size": 8 if name == "default" else 6},
+            "customdata": [[milliseconds(y), str(row.get("chosen", ""))] for _, row, y in known],
+            "hovertemplate": f"<b>{name}</b> at %{{x}}: %{{customdata[0]}} {unit}"
+                             "<br>%{customdata[1]}<extra></extra>",
+        })  # fmt: skip
+    title = "milliseconds of a call" if unit == "ms" else "memory of a call, MiB"
+    layout = {
+        "xaxis": {"title": {"text": "sequence length"}, "type": "log", "tickmode": "array",
+                  "tickvals": _sparse(sorted(lengths)), "ticktext": [str(v) for v in _sparse(sorted(lengths))]},
+        "yaxis": {"title": {"text": title}, "type": "log", "dtick": 1},
+        "height": 430,
+    }  # fmt: skip
+    return {"data": traces, "layout": layout}
+
+
+def _sparse(values: Sequence[int]) -> list[int]:
+    """Those of sorted values that leave room for their labels on a log axis."""
+    kept: list[int] = []
+    for value in values:
+        if not kept or value / kept[-1] > 1.6:
+            kept.append(value)
+    return kept
+
+
+def landscapes(found: Findings) -> Choices:
+    """For each problem with one, the heat map over the two parameters that matter most."""
+    choices: Choices = []
+    for record in found.tuned[:_MAX_MENU]:
+        land = findings.landscape(record)
+        if land is None:
+            continue
+        least = min((t.median_ms for t in land.best.values() if t.status == "ok" and t.median_ms),
+                    default=None)  # fmt: skip
+        if least is None:
+            continue
+        choices.append((f"{record.problem.label}: {land.implementation}", [_heat(land, least)]))
+    return choices
+
+
+def _heat(land: findings.Landscape, least: float) -> Figure:
+    z: list[list[float | None]] = []
+    text: list[list[str]] = []
+    hover: list[list[str]] = []
+    for row in land.rows:
+        trials = [land.best.get((row, column)) for column in land.columns]
+        ok = [t.median_ms if t and t.status == "ok" and t.median_ms else None for t in trials]
+        z.append([None if ms is None else math.log2(ms / least) for ms in ok])
+        text.append([
+            "" if t is None else milliseconds(ms) if ms is not None else "✕"
+            for t, ms in zip(trials, ok, strict=True)
+        ])  # fmt: skip
+        hover.append([
+            "not tried" if t is None
+            else f"{t.candidate.key}<br>{milliseconds(ms)} ms, {ms / least:.2f}× the best" if ms
+            else f"{t.candidate.key}<br>{t.status}: {t.note[:120]}"
+            for t, ms in zip(trials, ok, strict=True)
+        ])  # fmt: skip
+    worst = max((v for row in z for v in row if v is not None), default=1.0)
+    top = max(0.5, min(3.0, worst))
+    steps = [v for v in (1, 1.25, 1.5, 2, 3, 4, 6, 8) if math.log2(v) <= top]
+    trace = {
+        "type": "heatmap", "z": z, "x": [str(c) for c in land.columns],
+        "y": [str(r) for r in land.rows], "text": text, "texttemplate": "%{text}",
+        "customdata": hover, "hovertemplate": "%{customdata}<extra></extra>", "hoverongaps": True,
+        "colorscale": [[0, "#0b7a5e"], [0.25, "#4bb082"], [0.5, "#e8d06a"], [0.75, "#e08a4a"],
+                       [1, "#b8354a"]],
+        "zmin": 0, "zmax": top, "xgap": 2, "ygap": 2,
+        "colorbar": {"title": {"text": "× best"}, "tickvals": [math.log2(v) for v in steps],
+                     "ticktext": [f"{v:g}×" for v in steps], "thickness": 12, "len": 0.9},
+    }  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": land.across}, "type": "category", "showgrid": False},
+        "yaxis": {"title": {"text": land.down}, "type": "category", "showgrid": False},
+        "height": 150 + 46 * max(4, len(land.rows)),
+    }
+    return {"data": [trace], "layout": layout}
+
+
+def convergence(found: Findings, colour: Colours) -> Choices:
+    """Each trial in the order of the search, and the best so far."""
+    return [(r.problem.label, [_search(r, colour)]) for r in found.tuned[:_MAX_MENU] if r.trials]
+
+
+def _search(record: Record, colour: Colours) -> Figure:
+    best, so_far = math.inf, []
+    for trial in record.trials:
+        if trial.status == "ok" and trial.median_ms is not None:
+            best = min(best, trial.median_ms)
+        so_far.append(best if best < math.inf else None)
+    numbers = list(range(1, len(so_far) + 1))
+    traces: list[dict[str, Any]] = [{
+        "type": "scatter", "mode": "lines", "name": "best so far", "x": numbers, "y": so_far,
+        "line": {"shape": "hv", "color": _GREY, "width": 2}, "hoverinfo": "skip",
+    }]  # fmt: skip
+    slowest = max((t.median_ms for t in record.trials if t.median_ms), default=1.0)
+    by_name: dict[str, list[int]] = collections.defaultdict(list)
+    for i, trial in enumerate(record.trials):
+        by_name[trial.candidate.implementation if trial.status == "ok" else "failed"].append(i)
+    for name, places in by_name.items():
+        trials = [record.trials[i] for i in places]
+        failed = name == "failed"
+        traces.append({
+            "type": "scatter", "mode": "markers", "name": name, "x": [i + 1 for i in places],
+            "y": [slowest if failed else t.median_ms for t in trials],
+            "marker": {"color": _GREY if failed else colour[name], "size": 8,
+                       "symbol": "x" if failed else "circle"},
+            "customdata": [
+                f"{t.candidate.key}<br>" + (f"{t.status}: {t.note[:120]}" if failed
+                                            else f"{milliseconds(t.median_ms)} ms")
+                for t in trials
+            ],
+            "hovertemplate": "trial %{x}: %{customdata}<extra></extra>",
+        })  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": "trial"}},
+        "yaxis": {"title": {"text": "milliseconds of a call"}, "type": "log"},
+        "height": 380,
+    }
+    return {"data": traces, "layout": layout}
+
+
+def wall_time(found: Findings, colour: Colours) -> Figure:
+    """Where the seconds of tuning went, by implementation."""
+    spent = findings.wall_time(found.tuned)
+    names = sorted({name for by in spent.values() for name in by})
+    kinds = list(spent)[::-1]
+    traces = [
+        {
+            "type": "bar", "orientation": "h", "name": name, "y": kinds,
+            "x": [spent[kind].get(name, 0.0) for kind in kinds],
+            "marker": {"color": colour[name]},
+            "hovertemplate": f"{name}, %{{y}}: %{{x:.1f}} s<extra></extra>",
+        }
+        for name in names
+    ]  # fmt: skip
+    layout = {
+        "barmode": "stack", "height": 290, "xaxis": {"title": {"text": "seconds"}},
+        "yaxis": {"automargin": True, "ticks": ""},
+    }  # fmt: skip
+    return {"data": traces, "layout": layout}
+
+
+def failures(found: Findings, colour: Colours) -> Figure:
+    """Failed trials by kind, and by implementation."""
+    kinds = sorted({failure.status for failure in found.failures}, reverse=True)
+    traces = []
+    for name in sorted({failure.implementation for failure in found.failures}):
+        counts = [
+            sum(f.count for f in found.failures if (f.status, f.implementation) == (kind, name))
+            for kind in kinds
+        ]
+        traces.append({
+            "type": "bar", "orientation": "h", "name": name, "x": counts,
+            "y": [kind.replace("_", " ") for kind in kinds], "marker": {"color": colour[name]},
+            "hovertemplate": f"{name}, %{{y}}: %{{x}}<extra></extra>",
+        })  # fmt: skip
+    layout = {
+        "barmode": "stack", "height": 150 + 44 * len(kinds),
+        "xaxis": {"title": {"text": "trials"}, "rangemode": "tozero"},
+        "yaxis": {"automargin": True, "ticks": ""},
+    }  # fmt: skip
+    return {"data": traces, "layout": layout}

@@ -1,0 +1,285 @@
+"""The report as one HTML file that works offline: its plots, tables, style and script inside."""
+
+from __future__ import annotations
+
+import html
+import json
+import time
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from .._version import __version__
+from ..autotune.display import duration, milliseconds, speedup
+from ..cache.errors import ShapetuneError
+from . import figures, tables
+from .figures import Choices
+from .findings import Findings
+from .tables import Within
+
+#: Cells of more characters than this get a width of their own, lest they wrap to a word a line.
+_LONG = 24
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
+script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<header><h1>{title}</h1><p class="soft">{about}</p>{tiles}</header>
+<nav aria-label="Sections"><div>{links}</div></nav>
+<main>{sections}</main>
+<footer>Made by shapetune {version} at {made} UTC.</footer>
+<script type="application/json" id="figures">{figures}</script>
+<script>{plotly}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def render(found: Findings, title: str = "shapetune report") -> str:
+    """The page.
+
+    Raises:
+        ShapetuneError: plotly is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise ShapetuneError(
+            'the report needs plotly; install it with pip install "shapetune[report]"'
+        ) from None
+    colour = figures.colours(found)
+    plots: dict[str, Choices] = {
+        "gains": figures.gains(found, colour),
+        "length": figures.against_length(found.files, colour),
+        "landscape": figures.landscapes(found),
+        "convergence": figures.convergence(found, colour),
+        "time": [("", [figures.wall_time(found, colour)])] if found.tuned else [],
+        "failures": [("", [figures.failures(found, colour)])] if found.failures else [],
+    }
+    plots = {name: choices for name, choices in plots.items() if choices}
+    parts = _sections(found, plots)
+    made = time.strftime("%Y-%m-%d %H:%M", time.gmtime(found.made))
+    return _PAGE.format(
+        title=_text(title),
+        style=_asset("style.css"),
+        about=_text(", ".join(found.devices) or "Nothing is tuned or measured yet."),
+        tiles=_tiles(found),
+        links="".join(f'<a href="#{key}">{_text(name)}</a>' for key, name, _ in parts),
+        sections="".join(
+            f'<section id="{key}"><h2>{_text(name)}</h2>{body}</section>'
+            for key, name, body in parts
+        ),
+        version=__version__,
+        made=made,
+        figures=_json({
+            name: [{"label": label, "plots": specs} for label, specs in choices]
+            for name, choices in plots.items()
+        }),
+        plotly=get_plotlyjs(),
+        script=_asset("script.js"),
+    )  # fmt: skip
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """JSON that no text inside can end the script element of."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _code(value: object) -> str:
+    return f"<code>{_text(value)}</code>"
+
+
+def _tiles(found: Findings) -> str:
+    told = found.summary()
+    gain = "–" if told["mean_gain"] is None else f"{told['mean_gain']:.2f}×"
+    best = "–" if told["best_gain"] is None else f"{told['best_gain']:.2f}×"
+    tiles = [
+        (told["problems_tuned"], "problems tuned", ""),
+        (gain, "mean gain over the heuristic", "good"),
+        (best, "largest gain", "good"),
+        (told["surely_faster"], "surely faster (95%)", ""),
+        (f"{told['trials']:,}", "trials", ""),
+        (told["trials_failed"], "of them failed", ""),
+        (told["stale"], "stale records", "bad" if told["stale"] else ""),
+        (told["quarantined"], "quarantined", "bad" if told["quarantined"] else ""),
+    ]
+    inside = "".join(
+        f'<div class="tile"><b class="{kind}">{_text(value)}</b><span>{_text(name)}</span></div>'
+        for value, name, kind in tiles
+    )
+    return f'<div class="tiles">{inside}</div>'
+
+
+def _sections(found: Findings, plots: dict[str, Choices]) -> list[tuple[str, str, str]]:
+    parts: list[tuple[str, str, str]] = []
+    if found.tuned:
+        text = _words("The time of the heuristic over that of the choice, in pairs on the same "
+                      "inputs, with the 95% interval.")  # fmt: skip
+        parts.append(("tuned", "Gains", text + _plot("gains", plots) + _tuned_table(found)))
+    if "length" in plots:
+        text = _words("Medians of compiled calls; both axes are logarithmic. A line ends where "
+                      "an implementation failed.")  # fmt: skip
+        parts.append(("length", "Time and memory by length", text + _plot("length", plots)))
+    if found.files:
+        parts.append(("compared", "Compared", "".join(map(_file, found.files))))
+    if "landscape" in plots:
+        text = _words(
+            "The fastest trial in each cell, in milliseconds; ✕ failed, blank was not tried."
+        )
+        parts.append(("landscape", "Landscape", text + _plot("landscape", plots)))
+    if "convergence" in plots:
+        text = _words("Every trial in the order of the search.") + _plot("convergence", plots)
+        parts.append(("convergence", "Search", text + _dashboard()))
+    if found.tuned:
+        seconds = sum(record.provenance.seconds for record in found.tuned)
+        text = _words(f"{duration(seconds)} of tuning in all. The rest is making inputs and "
+                      "references, checking, and comparing finalists.")  # fmt: skip
+        parts.append(("time", "Where time went", text + _plot("time", plots)))
+    parts.append(("failures", "Failures", _failures(found, plots)))
+    parts.append(("trust", "Stale and quarantined", _trust(found)))
+    return parts
+
+
+def _words(text: str) -> str:
+    return f'<p class="soft">{_text(text)}</p>'
+
+
+def _plot(name: str, plots: dict[str, Choices]) -> str:
+    """The place of a plot, with a menu where there are several."""
+    choices = plots[name]
+    menu = ""
+    if len(choices) > 1:
+        options = "".join(f"<option>{_text(label)}</option>" for label, _ in choices)
+        menu = f'<label class="menu">Show<select id="menu-{name}">{options}</select></label>'
+    return f'{menu}<div class="plots" id="plots-{name}"></div>'
+
+
+def _table(heads: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> str:
+    """A table; heads are (text, is a number), cells are HTML."""
+
+    def kind(cell: str, shown: str) -> str:
+        return 'class="long"' if not shown and len(cell) > _LONG else shown
+
+    kinds = ['class="number"' if number else "" for _, number in heads]
+    top = "".join(f"<th {k}>{_text(n)}</th>" for (n, _), k in zip(heads, kinds, strict=True))
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td {kind(c, k)}>{c}</td>" for c, k in zip(row, kinds, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _tuned_table(found: Findings) -> str:
+    heads = [("problem", False), ("chosen", False), ("ms", True), ("heuristic", False),
+             ("ms", True), ("gain [95%]", True), ("trials", True), ("s", True)]  # fmt: skip
+    rows = [
+        [
+            _text(record.problem.label), _code(record.chosen.key),
+            milliseconds(record.comparison.chosen_ms), _code(record.heuristic.key),
+            milliseconds(record.comparison.heuristic_ms), _text(speedup(record)),
+            str(len(record.trials)), f"{record.provenance.seconds:.0f}",
+        ]
+        for record in found.tuned
+    ]  # fmt: skip
+    count = len(rows)
+    return f"<details><summary>All {count} as a table</summary>{_table(heads, rows)}</details>"
+
+
+def _file(one: Within) -> str:
+    failed = sum("error" in row for row in one.file.results)
+    text = f"<h3>{_text(one.file.name)}</h3>" + _words(
+        f"{one.file.device_name}; {len(one.file.results)} rows, {failed} of them errors."
+    )
+    if one.summaries:
+        facets = sorted({name for summary in one.summaries for name in summary.facets})
+        heads = [(f"time over {one.chooser}'s", False), ("points", True), ("mean", True), ("worst", True),
+                 ("best", True), *((name, True) for name in facets)]  # fmt: skip
+        rows = [
+            [_code(s.base), str(s.points), f"<b>{s.mean:.2f}×</b>", f"{s.worst.ratio:.2f}",
+             f"{s.best.ratio:.2f}", *(f"{s.facets[n]:.2f}" if n in s.facets else "" for n in facets)]
+            for s in one.summaries
+        ]  # fmt: skip
+        text += _table(heads, rows)
+    told = {group: tables.regret_map(losses) for group, losses in one.losses.items()}
+    rows = [
+        [_text(group), str(m["points"]), f"{m['mean']:.1%}", f"{m['worst']:.1%}",
+         str(m["above_2_percent"]), _text(m["worst_point"]) if m["worst"] > 0 else "–",
+         _text(", ".join(f"{name} {count}" for name, count in m["best_by"].items()))]
+        for group, m in told.items() if m
+    ]  # fmt: skip
+    if rows:
+        heads = [(f"what {one.chooser} loses to the best of", False), ("points", True), ("mean", True),
+                 ("worst", True), ("above 2%", True), ("worst at", False),
+                 ("best how often", False)]  # fmt: skip
+        text += _table(heads, rows)
+    errors = [
+        [_code(row["impl"]), _text(" ".join(f"{k} {row[k]}" for k in ("suite", "seq", "head_dim", "dim", "dtype", "mode") if k in row)),
+         _text(row["error"])]
+        for row in one.file.results if "error" in row
+    ]  # fmt: skip
+    if errors:
+        inside = _table([("implementation", False), ("at", False), ("error", False)], errors)
+        text += f"<details><summary>{len(errors)} errors</summary>{inside}</details>"
+    return text
+
+
+def _failures(found: Findings, plots: dict[str, Choices]) -> str:
+    if not found.failures:
+        return _words("No trial failed.")
+    heads = [("kind", False), ("implementation", False), ("trials", True), ("in its words", False)]
+    rows = [
+        [_text(f.status.replace("_", " ")), _code(f.implementation), str(f.count), _text(f.note)]
+        for f in found.failures
+    ]
+    inside = _table(heads, rows)
+    return (
+        _plot("failures", plots) + f"<details><summary>In their words</summary>{inside}</details>"
+    )
+
+
+def _trust(found: Findings) -> str:
+    text = ""
+    if found.stale:
+        rows = [[_text(r.problem.label), _code(r.chosen.key), _text(why)] for r, why in found.stale]
+        heads = [("stale: problem", False), ("chosen", False), ("why", False)]
+        text += _table(heads, rows)
+    if found.quarantined:
+        rows = [
+            [_text(q.problem.label), _code(q.candidate.key), _text(q.status), _text(q.note)]
+            for q in found.quarantined
+        ]
+        heads = [("quarantined: problem", False), ("candidate", False), ("why", False), ("", False)]
+        text += _table(heads, rows)
+    if found.damage:
+        rows = [[_code(path), _text(reason)] for path, reason in found.damage]
+        text += _table([("damaged part", False), ("why it was skipped", False)], rows)
+    return text or _words("None.")
+
+
+def _dashboard() -> str:
+    return (
+        "<details><summary>The study in Optuna's own dashboard</summary><p>A run with "
+        "<code>shapetune tune … --storage sqlite:///tuning.db</code> keeps every study; open it "
+        "with</p><pre>pip install optuna-dashboard\noptuna-dashboard sqlite:///tuning.db</pre>"
+        "<p>A journal file opens the same way: <code>optuna-dashboard tuning.journal</code>.</p>"
+        "</details>"
+    )

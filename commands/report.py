@@ -1,0 +1,81 @@
+"""The command that shows what is known: report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .options import cache_option, json_option
+from .progress import Steps, wide_console
+
+
+@click.command()
+@click.argument("files", metavar="[BENCH.json...]", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("report.html"),
+    show_default=True, help="The HTML file: everything inside, works offline.",
+)  # fmt: skip
+@click.option("--title", default="shapetune report", show_default=True)
+@cache_option
+@json_option
+def report(
+    files: tuple[Path, ...], output: Path, title: str, cache: Path | None, as_json: bool
+) -> None:
+    """One page of what is tuned and measured: from a cache, and files that bench made.
+
+    shapetune report bench.json --output report.html
+    """
+    from ..bench import findings, page, schema
+    from ..cache import default_places, load
+
+    with Steps("steps") as steps:
+        steps.begin(3)
+        steps.doing("reading the cache and the files")
+        read = [schema.read(path) for path in files]
+        found = findings.gather(load([cache] if cache else default_places()), read)
+        steps.advance()
+        steps.doing("drawing")
+        text = page.render(found, title)
+        steps.advance()
+        steps.doing("writing")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
+        steps.advance()
+    told = found.summary()
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+        return
+    _print_summary(told)
+    click.echo(f"{output}: {len(text) / 2**20:.1f} MiB")
+
+
+def _print_summary(told: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    shown = Table(show_header=False, box=None, pad_edge=False)
+    mean, best = told["mean_gain"], told["best_gain"]
+    lines: list[tuple[str, str]] = [
+        ("devices", ", ".join(told["devices"]) or "-"),
+        ("problems tuned", str(told["problems_tuned"])),
+        ("mean gain over the heuristic", "-" if mean is None else f"{mean:.2f}×"),
+        ("largest gain", "-" if best is None else f"{best:.2f}×"),
+        ("surely faster", f"{told['surely_faster']}, the heuristic is best at {told['heuristic_is_best']}"),
+        ("trials", f"{told['trials']}, {told['trials_failed']} failed"),
+        ("failures by kind", ", ".join(f"{k} {n}" for k, n in told["failures_by_kind"].items()) or "none"),
+        ("seconds", ", ".join(f"{k} {n:.0f}" for k, n in told["seconds"].items())),
+        ("stale, quarantined, damaged", f"{told['stale']}, {told['quarantined']}, {told['damaged']}"),
+    ]  # fmt: skip
+    for file in told["files"]:
+        lines.append(
+            (file["name"], f"{file['device']}; {file['rows']} rows, {file['errors']} errors")
+        )
+        for group, lost in file["regret"].items():
+            if lost:
+                text = f"{file['held_against']} loses {lost['mean']:.1%} to it on average, {lost['worst']:.1%} at worst"
+                lines.append((f"  best of {group}", text))
+    for name, value in lines:
+        shown.add_row(name, value)
+    wide_console().print(shown, highlight=False)
