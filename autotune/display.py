@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..cache.key import Candidate, Problem
 from ..cache.record import Record, Trial
-from .tune import Listener, Options
+from .options import Listener, Options
 
 #: Seconds between two plain lines about the same problem.
 _PLAIN_EVERY_S = 5.0

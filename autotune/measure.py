@@ -2,6 +2,7 @@
 
 Times are of compiled programs, after warm-up, in samples long enough to stand
 above the timer. Two candidates are compared in turns on the same inputs.
+How one candidate is timed in a search is in ``timing.py``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ from ..kernels.op import Inputs, Op
 SAMPLE_S = 0.01
 #: …but never more of them than this.
 MAX_INNER = 200
+#: On a CPU, a sample is calm with at least this part of its program's usual share of
+#: the processors…
+CALM_SHARE = 0.85
+#: …and samples that are not are taken again, up to this many times as many in all.
+PATIENCE = 3
 MIB = 2.0**20
 
 
@@ -86,6 +92,7 @@ class Compiled:
         arg_mb: Arguments, MiB.
         out_mb: Outputs, MiB.
         each_ready: Wait for each call of a sample, not for the last alone.
+        outputs: Shapes and dtypes of what it returns.
     """
 
     call: Callable[..., Any]
@@ -94,12 +101,14 @@ class Compiled:
     arg_mb: float
     out_mb: float
     each_ready: bool
+    outputs: tuple[jax.ShapeDtypeStruct, ...] = ()
 
 
 def compile_program(function: Callable[..., Any], args: Sequence[Any]) -> Compiled:
     """Traces, lowers and compiles a function for these arguments."""
     start = time.perf_counter()
-    compiled = jax.jit(function).lower(*args).compile()
+    lowered = jax.jit(function).lower(*args)
+    compiled = lowered.compile()
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
 
@@ -114,6 +123,9 @@ def compile_program(function: Callable[..., Any], args: Sequence[Any]) -> Compil
         out_mb=size("output"),
         # A CPU runs independent calls side by side, so they would overlap.
         each_ready=jax.default_backend() == "cpu",
+        outputs=tuple(
+            jax.ShapeDtypeStruct(one.shape, one.dtype) for one in jax.tree.leaves(lowered.out_info)
+        ),
     )
 
 
@@ -129,25 +141,6 @@ def sample(compiled: Compiled, args: Sequence[Any], inner: int) -> float:
     return (time.perf_counter() - start) / inner * 1e3
 
 
-def calibrate(call_ms: float) -> int:
-    """Calls per sample, so that a sample lasts ``SAMPLE_S``."""
-    return int(min(MAX_INNER, max(1, math.ceil(SAMPLE_S * 1e3 / max(call_ms, 1e-6)))))
-
-
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """Samples of one program, milliseconds per call."""
-
-    samples_ms: tuple[float, ...]
-    inner: int
-
-    @property
-    def quartiles_ms(self) -> tuple[float, float, float]:
-        """First quartile, median, third quartile."""
-        q1, median, q3 = np.percentile(self.samples_ms, (25, 50, 75))
-        return float(q1), float(median), float(q3)
-
-
 @dataclasses.dataclass(frozen=True)
 class Effort:
     """How long to time.
@@ -156,10 +149,10 @@ class Effort:
         seconds: Spent on the samples of one candidate, about.
         least: Samples at least.
         most: Samples at most.
-        give_up_ratio: A candidate whose first samples are all slower than the
-            best by this factor is not timed further. Samples of one program
-            rarely differ by as much: the risk is that of a machine that is
-            busy during all of them, and a finalist is never lost by it alone.
+        give_up_ratio: A candidate is not timed further if each of its first three
+            samples is slower by this factor than one of the best candidate taken
+            next to it. Samples of one program that are next to each other differ
+            by as much once in a while; three of them in a row, hardly ever.
     """
 
     seconds: float = 0.5
@@ -168,46 +161,83 @@ class Effort:
     give_up_ratio: float = 1.4
 
 
-def time_program(
-    compiled: Compiled, args: Sequence[Any], best_ms: float | None, effort: Effort
-) -> tuple[Timing, bool]:
-    """Times a program that has been called once; True if it was given up early.
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """One sample.
 
-    ``best_ms`` is the median of the best candidate so far.
+    Attributes:
+        ms: Milliseconds per call.
+        share: Processors that the process had meanwhile, on average.
     """
-    sample(compiled, args, 1)  # the second warm-up: interpreters compile again here
-    quick = [sample(compiled, args, 1)]
-    inner = calibrate(quick[0])
-    if best_ms is not None and quick[0] > effort.give_up_ratio * best_ms:
-        quick += [sample(compiled, args, inner) for _ in range(2)]
-        if min(quick) > effort.give_up_ratio * best_ms:
-            return Timing(tuple(quick), inner), True
-    wanted = effort.seconds * 1e3 / max(inner * quick[0], 1e-6)
-    count = int(min(effort.most, max(effort.least, wanted)))
-    return Timing(tuple(sample(compiled, args, inner) for _ in range(count)), inner), False
+
+    ms: float
+    share: float
+
+
+def read(compiled: Compiled, args: Sequence[Any], inner: int) -> Reading:
+    """A sample, with the processor time that the process got for it."""
+    start, used = time.perf_counter(), time.process_time()
+    ms = sample(compiled, args, inner)
+    used, seconds = time.process_time() - used, time.perf_counter() - start
+    return Reading(ms, used / max(seconds, 1e-9))
+
+
+def calm(shares: np.ndarray) -> np.ndarray:
+    """Which samples of a program on a CPU no other process disturbed.
+
+    A program that has to wait for a processor gets a smaller share of them than
+    it gets otherwise; that a sample is slow for any other reason is no ground to
+    leave it out. Along the first axis.
+    """
+    usual = np.quantile(shares, 0.75, axis=0)
+    return np.asarray(shares >= CALM_SHARE * usual)
+
+
+def calibrate(call_ms: float) -> int:
+    """Calls per sample, so that a sample lasts ``SAMPLE_S``."""
+    return int(min(MAX_INNER, max(1, math.ceil(SAMPLE_S * 1e3 / max(call_ms, 1e-6)))))
 
 
 def interleave(
-    programs: Sequence[tuple[Compiled, int]], args: Sequence[Any], rounds: int, seed: int
+    programs: Sequence[tuple[Compiled, int]],
+    args: Sequence[Any],
+    rounds: int,
+    seed: int,
+    beat: Callable[[], None] = lambda: None,
 ) -> np.ndarray:
     """Samples of several programs in turns, each round in a random order.
+
+    On a CPU, a round that another process disturbed is taken again, up to
+    ``PATIENCE`` times as many; if there are too few calm ones even so, the calmest count.
 
     Args:
         programs: Each with its calls per sample.
         args: Their common arguments.
         rounds: How often each is sampled.
         seed: Of the orders.
+        beat: Called before each round.
 
     Returns:
         Milliseconds per call, [rounds, programs].
     """
     rng = np.random.default_rng(seed)
-    times = np.empty((rounds, len(programs)))
-    for row in times:
+    times: list[list[float]] = []
+    shares: list[list[float]] = []
+    while len(times) < PATIENCE * rounds:
+        readings = [Reading(0.0, 0.0)] * len(programs)
+        beat()
         for i in rng.permutation(len(programs)):
             compiled, inner = programs[i]
-            row[i] = sample(compiled, args, inner)
-    return times
+            readings[i] = read(compiled, args, inner)
+        times.append([one.ms for one in readings])
+        shares.append([one.share for one in readings])
+        # On a GPU the processors only wait, and their share means nothing.
+        enough = len(times) >= rounds and not programs[0][0].each_ready
+        if enough or calm(np.array(shares)).all(axis=1).sum() >= rounds:
+            break
+    usual = np.array(shares) / np.quantile(shares, 0.75, axis=0)
+    calmest = np.argsort(-np.minimum(usual.min(axis=1), CALM_SHARE), kind="stable")
+    return np.array(times)[np.sort(calmest[:rounds])]
 
 
 def paired_ratio(base_ms: np.ndarray, other_ms: np.ndarray) -> tuple[float, float, float]:

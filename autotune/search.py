@@ -15,7 +15,7 @@ from typing import Any
 import optuna
 from optuna.storages.journal import JournalFileBackend
 
-from ..cache.errors import StorageError
+from ..cache.errors import StorageError, UnknownNameError
 from ..cache.key import Candidate, Device, Problem, Value
 from ..cache.record import Trial
 from ..kernels.op import Op
@@ -42,14 +42,29 @@ def candidates(
         UnknownNameError: ``only`` names no implementation.
     """
     usable = op.usable(problem, device)
+    require_names(op, only)
     if only:
-        named = {name: op.implementation(name) for name in only}
+        named = {name: op.implementations[name] for name in only}
         usable = {n: one for n, one in named.items() if one.supports(problem, device) is None}
     return [
         Candidate(name, config)
         for name, one in usable.items()
         for config in one.space(problem, device)
     ]
+
+
+def require_names(op: Op, only: Sequence[str]) -> None:
+    """Makes sure that an op has these implementations.
+
+    Raises:
+        UnknownNameError: It lacks one of them.
+    """
+    for name in only:
+        if name not in op.implementations:
+            raise UnknownNameError(
+                f"{op.name} has no implementation {name!r} to tune; "
+                f"it has: {', '.join(sorted(op.implementations))}"
+            )
 
 
 class Search:
@@ -62,6 +77,9 @@ class Search:
         limit: Proposals at most.
         seed: Of the sampler.
         study: The Optuna study; one in memory by default.
+        known: Trials that need not be made again. Each counts as one of the
+            ``limit``, but for those of candidates outside the pool.
+        objective: What to look for; see ``Options``.
     """
 
     def __init__(
@@ -71,6 +89,8 @@ class Search:
         limit: int,
         seed: int = 0,
         study: optuna.Study | None = None,
+        known: Sequence[Trial] = (),
+        objective: str = "time",
     ) -> None:
         self._pool = {candidate.key: candidate for candidate in pool}
         heuristic = seeds[0]
@@ -80,37 +100,66 @@ class Search:
         self.total = min(max(1, limit), everything)
         self._whole = everything <= limit
         self._random = random.Random(seed)
-        self._study = study or new_study("in memory", seed)
+        self._objective = objective
+        self._study = study or new_study("in memory", seed, objective=objective)
         self._choices = _choices(pool)
-        self._done: dict[str, float | None] = {}
+        #: Values of what was told, and None for what failed or is under way.
+        self._done: dict[str, list[float] | None] = {}
         self._asked: dict[str, optuna.trial.Trial] = {}
+        #: Those of ``known`` that count.
+        self.known: list[Trial] = []
+        for trial in known:
+            self._learn(trial, heuristic)
+
+    def _learn(self, trial: Trial, heuristic: Candidate) -> None:
+        key = trial.candidate.key
+        if key in self._done or (key not in self._pool and key != heuristic.key):
+            return
+        self.known.append(trial)
+        self._enqueue(trial.candidate)
+        self.tell(trial.candidate, trial)
 
     def __iter__(self) -> Iterator[Candidate]:
+        """Candidates to try; the next may be asked for before the last was told."""
         for candidate in self._first[: self.total]:
-            self._enqueue(candidate)
-            yield candidate
+            if candidate.key not in self._done:
+                self._enqueue(candidate)
+                self._done[candidate.key] = None
+                yield candidate
         if self._whole:
             rest = [c for key, c in self._pool.items() if key not in self._done]
             self._random.shuffle(rest)
             yield from rest
             return
         while len(self._done) < self.total:
-            yield self._propose()
+            candidate = self._propose()
+            self._done[candidate.key] = None
+            yield candidate
 
     def tell(self, candidate: Candidate, trial: Trial) -> None:
         """Reports the outcome of a proposed candidate."""
-        value = trial.median_ms if trial.status == "ok" else None
-        self._done[candidate.key] = value
+        values = self._values(trial)
+        self._done[candidate.key] = values
         asked = self._asked.pop(candidate.key, None)
         if asked is not None:
             asked.set_user_attr("status", trial.status)
-            self._tell(asked, value)
+            self._tell(asked, values)
 
-    def _tell(self, asked: optuna.trial.Trial, value: float | None) -> None:
-        if value is None:
+    def _values(self, trial: Trial) -> list[float] | None:
+        """What Optuna minimises, None for a trial that failed."""
+        if trial.status != "ok" or trial.median_ms is None:
+            return None
+        return {
+            "time": [trial.median_ms],
+            "memory": [trial.temp_mb],
+            "pareto": [trial.median_ms, trial.temp_mb],
+        }[self._objective]
+
+    def _tell(self, asked: optuna.trial.Trial, values: list[float] | None) -> None:
+        if values is None:
             self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
         else:
-            self._study.tell(asked, value)
+            self._study.tell(asked, values)
 
     def _enqueue(self, candidate: Candidate) -> None:
         """Has Optuna count a candidate that it did not propose itself."""
@@ -160,13 +209,16 @@ def _as_params(candidate: Candidate) -> dict[str, Value]:
     return {"implementation": candidate.implementation, **inside}
 
 
-def new_study(name: str, seed: int = 0, storage: str | None = None) -> optuna.Study:
+def new_study(
+    name: str, seed: int = 0, storage: str | None = None, objective: str = "time"
+) -> optuna.Study:
     """An Optuna study for one problem.
 
     Args:
         name: Shown by dashboards.
         seed: Of the TPE sampler.
         storage: None for memory, a database URL, or the path of a journal file.
+        objective: What is minimised: one figure, or for ``"pareto"`` two.
 
     Raises:
         StorageError: The storage cannot be opened.
@@ -181,7 +233,10 @@ def new_study(name: str, seed: int = 0, storage: str | None = None) -> optuna.St
             journal = JournalFileBackend(storage)
             backend = optuna.storages.JournalStorage(journal)
         return optuna.create_study(
-            study_name=None if storage is None else name, storage=backend, sampler=sampler
+            study_name=None if storage is None else name,
+            storage=backend,
+            sampler=sampler,
+            directions=["minimize"] * (2 if objective == "pareto" else 1),
         )
     except Exception as error:  # every driver has its own family
         raise StorageError(

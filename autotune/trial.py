@@ -8,20 +8,82 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..cache.errors import UnsupportedError
 from ..cache.key import Candidate, Device, Problem
 from ..cache.record import Comparison, Trial, Verification
 from ..kernels.op import Expected, Inputs, Op
-from . import measure, verify
+from . import measure, plausible, timing, verify
 from .measure import Compiled, Effort
 
 _SLICES = 2
 _NOTE = 500
+#: Programs of the fastest candidates that are kept until the end of the search.
+_LEADERS = 6
+#: Seconds between two words that a phase goes on: rare enough to disturb no sample.
+_BEAT_S = 2.0
+#: Kinds of inputs beside those of the op: the ones that are timed, and others like
+#: them, so that what an earlier run left in memory is wrong.
+_TIMED, _FRESH = "normal", "fresh"
+
+
+class Tester(Protocol):
+    """Tries candidates of one problem: in this process, or in a worker."""
+
+    problem: Problem
+
+    def trial(self, candidate: Candidate, best: Trial | None = None) -> Trial:
+        """Compiles, verifies and times a candidate; never raises for what it does."""
+
+    def verify_hard(self, candidate: Candidate) -> Verification | Trial:
+        """Checks a candidate on the harder inputs; the trial that it turned out to be
+        if it fails."""
+
+    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int = 0) -> np.ndarray:
+        """Samples in turns, ms per call, [rounds, candidates].
+
+        Raises:
+            TrialError: One of them failed.
+        """
+
+
+class TrialError(Exception):
+    """A candidate failed where it is not alone under test.
+
+    Attributes:
+        status: The trial status that stands for it.
+        note: What happened.
+    """
+
+    def __init__(self, status: str, note: str) -> None:
+        super().__init__(note)
+        self.status = status
+        self.note = note
+
+
+class Spent:
+    """Seconds by phase, and word of each phase as it begins."""
+
+    def __init__(self, entered: Callable[[str], None]) -> None:
+        self._entered = entered
+        self._phase = ""
+        self._since = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    def enter(self, phase: str) -> None:
+        """Ends the phase under way and begins another; none if ``phase`` is empty."""
+        now = time.perf_counter()
+        if self._phase:
+            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
+        if phase:
+            self._entered(phase)
+        self._phase, self._since = phase, time.perf_counter()
 
 
 @dataclasses.dataclass
@@ -32,9 +94,22 @@ class _Reference:
     expected: Sequence[Expected]
     tolerance: Sequence[float]
 
+    @property
+    def condition(self) -> float:
+        return max((one.condition for one in self.expected), default=0.0)
+
+
+@dataclasses.dataclass
+class _Wrong(Exception):
+    """What a check found; internal, since it ends a trial from several places."""
+
+    status: str
+    note: str
+    rel_err: float | None = None
+
 
 class Bench:
-    """What the trials of one problem share.
+    """What the trials of one problem share; tries candidates in this process.
 
     Args:
         op: The op.
@@ -42,104 +117,194 @@ class Bench:
         device: The device that it runs on.
         seed: Of the inputs.
         effort: How long to time.
+        max_temp_mb: Candidates that need more temporary memory are not run, but
+            for the heuristic; None for no limit.
+        entered: Called with the name of each phase as it begins: ``"prepare"``,
+            ``"compile"``, ``"verify"``, ``"screen"``, ``"time"``, ``"race"``.
     """
 
     def __init__(
-        self, op: Op, problem: Problem, device: Device, seed: int = 0, effort: Effort | None = None
+        self,
+        op: Op,
+        problem: Problem,
+        device: Device,
+        seed: int = 0,
+        effort: Effort | None = None,
+        max_temp_mb: float | None = None,
+        entered: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.op = op
         self.problem = problem
         self.device = device
         self.effort = effort or Effort()
+        #: Whether something raised while it ran: the device may not be sound any more.
+        self.tainted = False
         self._seed = seed
+        self._max_temp_mb = max_temp_mb
+        self._entered = entered
         self._references: dict[str, _Reference] = {}
         self._kept: dict[Candidate, Compiled] = {}
+        self._beaten = time.monotonic()
+        #: The fastest so far with their programs: finalists need no second compile.
+        self._leaders: list[tuple[float, Candidate, Compiled]] = []
 
-    def trial(self, candidate: Candidate, best_ms: float | None = None) -> Trial:
+    def prepare(self) -> None:
+        """Makes the inputs and the reference, which trials otherwise make when they need them."""
+        self._entered("prepare")
+        for kind in (_TIMED, _FRESH):
+            self._reference(kind)
+        plausible.floor_ms(self.op, self.problem, self.device)
+
+    def trial(self, candidate: Candidate, best: Trial | None = None) -> Trial:
         """Compiles, verifies and times a candidate; never raises for what it does.
 
-        ``best_ms`` is the best median so far, beyond which timing is cut short.
+        ``best`` is the best trial so far, against which timing is cut short.
         """
-        started = time.perf_counter()
+        spent = Spent(self._entered)
         try:
-            self.op.require(self.problem, self.device, candidate)
-            reference = self._reference("normal")
-            started = time.perf_counter()
-            compiled = self._compile(candidate, reference.inputs)
-        except UnsupportedError as error:
-            return _failed(candidate, "unsupported", error, started)
-        except Exception as error:  # whatever a kernel raises at trace or compile time
-            return _failed(candidate, _kind(error, "compile_error"), error, started)
-        outcome = Trial(candidate, "ok", compile_s=compiled.compile_s, temp_mb=compiled.temp_mb)
-        try:
-            checked = self._check(compiled, reference)
-            if not checked.passed:
-                note = f"{checked.where}: error {checked.rel_err:.3g}, tolerance {checked.tolerance:.3g}"
-                return dataclasses.replace(
-                    outcome, status="wrong_result", rel_err=_finite(checked.rel_err), note=note
-                )
-            args = measure.arguments(self.problem, reference.inputs)
-            timing, given_up = measure.time_program(compiled, args, best_ms, self.effort)
-        except Exception as error:  # whatever a kernel raises when it runs
-            return dataclasses.replace(outcome, status=_kind(error, "crashed"), note=_words(error))
-        q1, median, q3 = timing.quartiles_ms
+            outcome = self._trial(candidate, best, spent)
+        except _Wrong as wrong:
+            outcome = Trial(candidate, wrong.status, rel_err=wrong.rel_err, note=wrong.note)
+        spent.enter("")
+        one = self.op.implementations.get(candidate.implementation)
         return dataclasses.replace(
             outcome,
+            version=one.version if one else 0,
+            compile_s=spent.seconds.get("compile", 0.0),
+            verify_s=spent.seconds.get("verify", 0.0),
+            screen_s=spent.seconds.get("screen", 0.0),
+            time_s=spent.seconds.get("time", 0.0),
+        )
+
+    def _trial(self, candidate: Candidate, best: Trial | None, spent: Spent) -> Trial:
+        try:
+            self.op.require(self.problem, self.device, candidate)
+            spent.enter("prepare")
+            inputs = self._reference(_TIMED).inputs
+            spent.enter("compile")
+            compiled = self._compile(candidate, inputs)
+        except UnsupportedError as error:
+            raise _Wrong("unsupported", words(error)) from error
+        except (Exception, SystemExit) as error:  # whatever a kernel raises at trace or compile
+            raise _Wrong(_kind(error, "compile_error"), words(error)) from error
+        if self._too_large(candidate, compiled):
+            note = f"{compiled.temp_mb:.4g} MiB of temporary memory, allowed {self._max_temp_mb:g}"
+            return Trial(candidate, "over_limit", temp_mb=compiled.temp_mb, note=note)
+        try:
+            outcome = self._verify_and_time(candidate, compiled, best, spent)
+        except _Wrong as wrong:
+            outcome = Trial(candidate, wrong.status, rel_err=wrong.rel_err, note=wrong.note)
+        except (Exception, SystemExit) as error:  # whatever a kernel raises when it runs
+            self.tainted = True
+            outcome = Trial(candidate, _kind(error, "crashed"), note=words(error))
+        return dataclasses.replace(outcome, temp_mb=compiled.temp_mb)
+
+    def _too_large(self, candidate: Candidate, compiled: Compiled) -> bool:
+        if self._max_temp_mb is None or compiled.temp_mb <= self._max_temp_mb:
+            return False
+        return candidate != self.op.heuristic(self.problem, self.device)
+
+    def _verify_and_time(
+        self, candidate: Candidate, compiled: Compiled, best: Trial | None, spent: Spent
+    ) -> Trial:
+        spent.enter("verify")
+        before, checked = self._right(compiled, _TIMED)
+        self._right(compiled, _FRESH)
+        self._same(compiled, before)
+        args = measure.arguments(self.problem, self._reference(_TIMED).inputs)
+        found = timing.time_program(
+            compiled, args, self._rival(best), self.effort, self._floor_ms(), spent.enter,
+            lambda: self._beat("time"),
+        )  # fmt: skip
+        spent.enter("verify")
+        self._same(compiled, before)
+        q1, median, q3 = found.quartiles_ms
+        if median < self._floor_ms():
+            plausible.measure_again(self.problem.dtype)
+            if median < self._floor_ms():
+                note = (
+                    f"{median:.3g} ms, below the {self._floor_ms():.3g} ms that the device allows"
+                )
+                raise _Wrong("implausible", note)
+        self._leaders = sorted([*self._leaders, (median, candidate, compiled)], key=_median)[
+            :_LEADERS
+        ]
+        return Trial(
+            candidate,
+            "ok",
             median_ms=median,
             q1_ms=q1,
             q3_ms=q3,
-            samples=len(timing.samples_ms),
-            inner=timing.inner,
+            samples=len(found.samples_ms),
+            inner=found.inner,
             rel_err=checked.rel_err,
-            screened=given_up,
+            screened=found.screened,
+            note=found.note,
+            retaken=found.retaken,
         )
+
+    def _beat(self, phase: str) -> None:
+        """Word now and then that a phase of many samples goes on."""
+        now = time.monotonic()
+        if now - self._beaten > _BEAT_S:
+            self._beaten = now
+            self._entered(phase)
+
+    def _floor_ms(self) -> float:
+        return plausible.floor_ms(self.op, self.problem, self.device)
+
+    def _rival(self, best: Trial | None) -> timing.Rival | None:
+        if best is None or best.median_ms is None:
+            return None
+        return timing.Rival(best.median_ms, self._at_hand(best.candidate))
+
+    def _at_hand(self, candidate: Candidate) -> Compiled | None:
+        return next((program for _, one, program in self._leaders if one == candidate), None)
 
     def verify_hard(self, candidate: Candidate) -> Verification | Trial:
         """Checks a candidate on the normal and the harder inputs, before it is published.
 
         Returns the verification, or the trial that it turned out to be.
         """
-        kinds = ("normal", *self.op.hard_inputs)
-        worst: verify.Check | None = None
+        kinds = (_TIMED, *self.op.hard_inputs)
+        spent = Spent(self._entered)
         try:
+            spent.enter("compile")
             compiled = self._keep(candidate)
+            checks = []
             for kind in kinds:
-                checked = self._check(compiled, self._reference(kind))
-                if (
-                    worst is None
-                    or checked.rel_err / checked.tolerance > worst.rel_err / worst.tolerance
-                ):
-                    worst = checked
-                if not checked.passed:
-                    note = (
-                        f"{kind} inputs, {checked.where}: error {checked.rel_err:.3g}, "
-                        f"tolerance {checked.tolerance:.3g}"
-                    )
-                    return Trial(
-                        candidate, "wrong_result", rel_err=_finite(checked.rel_err), note=note
-                    )
-        except Exception as error:  # whatever a kernel raises
-            return Trial(candidate, _kind(error, "crashed"), note=_words(error))
-        assert worst is not None
+                spent.enter("prepare")
+                self._reference(kind)
+                spent.enter("verify")
+                checks.append(self._right(compiled, kind)[1])
+        except _Wrong as wrong:
+            return Trial(candidate, wrong.status, rel_err=wrong.rel_err, note=wrong.note)
+        except (Exception, SystemExit) as error:  # whatever a kernel raises
+            self.tainted = True
+            return Trial(candidate, _kind(error, "crashed"), note=words(error))
+        worst = max(checks, key=lambda one: one.rel_err / one.tolerance)
         return Verification(worst.rel_err, worst.tolerance, kinds)
 
-    def race(self, candidates: Sequence[Candidate], rounds: int) -> np.ndarray:
-        """Samples of several candidates in turns, ms per call, [rounds, candidates]."""
-        inputs = self._reference("normal").inputs
-        args = measure.arguments(self.problem, inputs)
-        programs = []
-        for candidate in candidates:
-            compiled = self._keep(candidate)
-            measure.sample(compiled, args, 2)
-            programs.append((compiled, measure.calibrate(measure.sample(compiled, args, 1))))
-        return measure.interleave(programs, args, rounds, self._seed)
+    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int = 0) -> np.ndarray:
+        """Samples of several candidates in turns, ms per call, [rounds, candidates].
 
-    def compare(self, heuristic: Candidate, chosen: Candidate, pairs: int) -> Comparison:
-        """The paired comparison of a candidate with the heuristic."""
-        times = self.race([heuristic, chosen], pairs)
-        ratio, low, high = measure.paired_ratio(times[:, 0], times[:, 1])
-        base_ms, chosen_ms = np.median(times, axis=0)
-        return Comparison(ratio, low, high, pairs, float(base_ms), float(chosen_ms))
+        Raises:
+            TrialError: One of them failed.
+        """
+        self._entered("race")
+        try:
+            args = measure.arguments(self.problem, self._reference(_TIMED).inputs)
+            programs = []
+            for candidate in candidates:
+                compiled = self._keep(candidate)
+                measure.sample(compiled, args, 2)
+                programs.append((compiled, measure.calibrate(measure.sample(compiled, args, 1))))
+            return measure.interleave(
+                programs, args, rounds, self._seed + seed, lambda: self._beat("race")
+            )
+        except (Exception, SystemExit) as error:  # whatever a kernel raises
+            self.tainted = True
+            raise TrialError(_kind(error, "crashed"), words(error)) from error
 
     def _compile(self, candidate: Candidate, inputs: Inputs) -> Compiled:
         function = measure.program(self.op, self.problem, candidate, inputs)
@@ -148,23 +313,51 @@ class Bench:
     def _keep(self, candidate: Candidate, inputs: Inputs | None = None) -> Compiled:
         """The compiled program of a candidate that is needed more than once."""
         if candidate not in self._kept:
-            inputs = inputs or self._reference("normal").inputs
-            self._kept[candidate] = self._compile(candidate, inputs)
+            inputs = inputs or self._reference(_TIMED).inputs
+            self._kept[candidate] = self._at_hand(candidate) or self._compile(candidate, inputs)
         return self._kept[candidate]
 
     def _outputs(self, compiled: Compiled, inputs: Inputs) -> dict[str, np.ndarray]:
+        """Results on freshly spoilt memory, so that what a kernel leaves unwritten shows."""
+        spoilt = [jnp.full(one.shape, _spoiler(one.dtype), one.dtype) for one in compiled.outputs]
+        jax.block_until_ready(spoilt)
+        del spoilt
         result = jax.block_until_ready(compiled.call(*measure.arguments(self.problem, inputs)))
         return measure.named_outputs(self.op, self.problem, inputs, result)
 
-    def _check(self, compiled: Compiled, reference: _Reference) -> verify.Check:
+    def _right(self, compiled: Compiled, kind: str) -> tuple[dict[str, np.ndarray], verify.Check]:
+        """The outputs on inputs of a kind and how right they are; raises _Wrong if not."""
+        reference = self._reference(kind)
         outputs = self._outputs(compiled, reference.inputs)
-        return verify.check(outputs, reference.expected, reference.tolerance)
+        checked = verify.check(outputs, reference.expected, reference.tolerance)
+        if checked.passed:
+            return outputs, checked
+        note = (
+            f"{kind} inputs, {checked.where}: error {checked.rel_err:.3g}, "
+            f"tolerance {checked.tolerance:.3g}"
+        )
+        again = self._outputs(compiled, reference.inputs)
+        apart = verify.difference(self.problem, outputs, again, reference.condition)
+        status = "nondeterministic" if apart else "wrong_result"
+        note = f"{note}; {apart}" if apart else note
+        raise _Wrong(status, note, checked.rel_err if np.isfinite(checked.rel_err) else None)
+
+    def _same(self, compiled: Compiled, before: dict[str, np.ndarray]) -> None:
+        """Raises _Wrong unless the timed inputs give what they gave before."""
+        reference = self._reference(_TIMED)
+        again = self._outputs(compiled, reference.inputs)
+        apart = verify.difference(self.problem, before, again, reference.condition)
+        if apart:
+            raise _Wrong("nondeterministic", apart)
 
     def _reference(self, kind: str) -> _Reference:
         found = self._references.get(kind)
         if found is None:
-            inputs = self.op.make_inputs(self.problem, self._seed, kind)
-            expected = self.op.expect(self.problem, inputs, _SLICES)
+            fresh = kind == _FRESH
+            inputs = self.op.make_inputs(
+                self.problem, self._seed + fresh, _TIMED if fresh else kind
+            )
+            expected = self.op.expect(self.problem, inputs, 1 if fresh else _SLICES)
             own = self._baseline_errors(inputs, expected)
             found = _Reference(inputs, expected, verify.tolerances(self.problem, own, expected))
             self._references[kind] = found
@@ -182,11 +375,37 @@ class Bench:
             return None
 
 
-def _failed(candidate: Candidate, status: str, error: Exception, started: float) -> Trial:
-    return Trial(candidate, status, compile_s=time.perf_counter() - started, note=_words(error))
+def compare(
+    tester: Tester, heuristic: Candidate, chosen: Candidate, pairs: int, seed: int = 0
+) -> Comparison:
+    """The paired comparison of a candidate with the heuristic.
+
+    Raises:
+        TrialError: One of them failed.
+    """
+    times = tester.race([heuristic, chosen], pairs, seed)
+    ratio, low, high = measure.paired_ratio(times[:, 0], times[:, 1])
+    base_ms, chosen_ms = np.median(times, axis=0)
+    return Comparison(ratio, low, high, len(times), float(base_ms), float(chosen_ms))
 
 
-def _kind(error: Exception, otherwise: str) -> str:
+def _median(leader: tuple[float, Candidate, Compiled]) -> float:
+    return leader[0]
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The trial of the smallest median among those that passed."""
+    timed = [t for t in trials if t.status == "ok" and t.median_ms is not None]
+    return min(timed, key=lambda t: t.median_ms or 0.0, default=None)
+
+
+def words(error: BaseException) -> str:
+    """An exception in its own words, in one line of bounded length."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= _NOTE else text[: _NOTE - 1] + "…"
+
+
+def _kind(error: BaseException, otherwise: str) -> str:
     """The trial status that an exception stands for."""
     exhausted = isinstance(error, MemoryError) or (
         isinstance(error, jax.errors.JaxRuntimeError)
@@ -195,17 +414,5 @@ def _kind(error: Exception, otherwise: str) -> str:
     return "out_of_memory" if exhausted else otherwise
 
 
-def _words(error: Exception) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= _NOTE else text[: _NOTE - 1] + "…"
-
-
-def _finite(value: float) -> float | None:
-    """A value that a record can hold."""
-    return value if np.isfinite(value) else None
-
-
-def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The trial of the smallest median among those that passed."""
-    timed = [t for t in trials if t.status == "ok" and t.median_ms is not None]
-    return min(timed, key=lambda t: t.median_ms or 0.0, default=None)
+def _spoiler(dtype: np.dtype) -> float:
+    return float("nan") if jnp.issubdtype(dtype, jnp.floating) else 0.0

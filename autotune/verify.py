@@ -97,3 +97,28 @@ def check(
     found = errors(outputs, expected)
     worst = max(range(len(found)), key=lambda i: found[i] / tolerance[i])
     return Check(found[worst], tolerance[worst], expected[worst].output)
+
+
+def difference(
+    problem: Problem,
+    first: Mapping[str, np.ndarray],
+    second: Mapping[str, np.ndarray],
+    condition: float = 0.0,
+) -> str:
+    """How two runs on the same inputs differ by more than rounding, or nothing.
+
+    Sums taken in another order may differ as their rounding does; NaN equals NaN.
+    """
+    allowed = rounding_floor(problem, condition)
+    for name, one in first.items():
+        other = second[name]
+        if one.shape == other.shape and one.tobytes() == other.tobytes():
+            continue
+        a, b = one.astype(np.float64), other.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+        largest = np.abs(a, where=np.isfinite(a), out=np.zeros_like(a)).max(initial=0.0)
+        off = float(np.where(np.isfinite(apart), apart, np.inf).max(initial=0.0))
+        if not off <= allowed * (largest or 1.0):
+            return f"{name}: two runs on the same inputs differ by {off / (largest or 1.0):.3g}"
+    return ""

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shapetune.autotune import measure
+from shapetune.autotune import measure, timing
 from shapetune.cache import Candidate
 from shapetune.kernels import get_op
 
@@ -55,17 +55,95 @@ def test_calibration_fills_a_sample_and_stays_bounded():
     assert measure.calibrate(0.0) == measure.MAX_INNER
 
 
-def test_a_slow_candidate_is_given_up_and_a_fast_one_is_not():
+def test_a_slow_candidate_is_given_up_with_its_ratio_and_a_fast_one_is_not():
     args = (jnp.ones((400, 400)),)
-    compiled = measure.compile_program(lambda x: jnp.linalg.matrix_power(x, 9).sum(), args)
-    timing, given_up = measure.time_program(compiled, args, 1e-6, measure.Effort())
-    assert given_up
-    assert len(timing.samples_ms) == 3
-    timing, given_up = measure.time_program(compiled, args, 1e6, measure.Effort(seconds=0.05))
-    assert not given_up
-    assert len(timing.samples_ms) >= 5
-    q1, median, q3 = timing.quartiles_ms
+    slow = measure.compile_program(lambda x: jnp.linalg.matrix_power(x, 9).sum(), args)
+    found = timing.time_program(slow, args, timing.Rival(1e-6), measure.Effort())
+    assert found.screened
+    assert len(found.samples_ms) == 3
+    assert "as slow as the best" in found.note
+    found = timing.time_program(slow, args, timing.Rival(1e6), measure.Effort(seconds=0.05))
+    assert not found.screened
+    assert len(found.samples_ms) >= 5
+    q1, median, q3 = found.quartiles_ms
     assert 0 < q1 <= median <= q3
+
+
+def test_a_candidate_is_not_given_up_while_the_best_is_as_slow_beside_it():
+    args = (jnp.ones((200, 200)),)
+    program = measure.compile_program(lambda x: x @ x, args)
+    # The best was measured in better days: next to it, the candidate is its equal.
+    found = timing.time_program(program, args, timing.Rival(1e-6, program), measure.Effort(0.01))
+    assert not found.screened
+
+
+class Scripted:
+    """Stands in for ``measure.read``: hands out times and shares in order, then again."""
+
+    def __init__(self, monkeypatch, times, shares=None):
+        self.times, self.shares, self.at = times, shares or [1.0] * len(times), 0
+        monkeypatch.setattr(measure, "read", self.read)
+        monkeypatch.setattr(measure, "sample", lambda compiled, args, inner: times[0])
+
+    def read(self, compiled, args, inner):
+        at = self.at % len(self.times)
+        self.at += 1
+        return measure.Reading(self.times[at], self.shares[at])
+
+
+def program_on(each_ready):
+    return measure.Compiled(None, 0.0, 0.0, 0.0, 0.0, each_ready)
+
+
+def timed(effort=measure.Effort(0.01, 12, 12), floor_ms=0.0):  # noqa: B008
+    return timing.time_program(program_on(True), (), None, effort, floor_ms)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ([20.0, 30.0] * 6, "two groups"),
+        ([20.0 + i for i in range(12)], "drifting"),
+    ],
+)
+def test_samples_in_doubt_are_taken_again(monkeypatch, times, words):
+    script = Scripted(monkeypatch, times)
+    found = timed()
+    assert found.retaken
+    assert words in found.note
+    assert "again" in found.note
+    assert script.at == 24
+    assert len(found.samples_ms) == 24
+
+
+def test_good_samples_after_ones_in_doubt_stand_alone(monkeypatch):
+    Scripted(monkeypatch, [20.0, 30.0] * 6 + [20.0 + 0.01 * (i % 3) for i in range(12)])
+    found = timed()
+    assert found.retaken
+    assert "at first" in found.note
+    assert max(found.samples_ms) < 21
+
+
+def test_a_reading_that_is_too_fast_is_taken_again(monkeypatch):
+    Scripted(monkeypatch, [20.0] * 12)
+    assert "too fast" in timed(floor_ms=25.0).note
+    assert not timed(floor_ms=15.0).retaken
+
+
+def test_samples_that_another_process_disturbed_do_not_count(monkeypatch):
+    script = Scripted(monkeypatch, [40.0, 20.0, 20.0], [0.5, 1.0, 1.0])
+    found = timed()
+    assert set(found.samples_ms) == {20.0}
+    assert script.at == 18
+    # Where nothing tells the disturbed from the others, a GPU, all count.
+    assert timing.time_program(program_on(False), (), None, measure.Effort(0.01, 12, 12)).samples_ms
+
+
+def test_disturbed_rounds_are_taken_again(monkeypatch):
+    Scripted(monkeypatch, [40.0, 40.0, 20.0, 20.0, 20.0, 20.0], [0.5, 0.5, 1.0, 1.0, 1.0, 1.0])
+    times = measure.interleave([(program_on(True), 1)] * 2, (), 6, 0)
+    assert (times == 20.0).all()
+    assert times.shape == (6, 2)
 
 
 def test_a_compiled_program_tells_its_memory():

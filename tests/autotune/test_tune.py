@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 import shapetune
@@ -16,7 +18,7 @@ from shapetune.kernels import Implementation, Space, get_op
 from ..samples import problem
 from . import faulty
 
-QUICK = Options(trials=6, budget=30, pairs=6, rounds=3, effort=Effort(0.02, 3, 4))
+QUICK = Options(trials=6, budget=30, pairs=6, rounds=3, effort=Effort(0.02, 3, 4), isolation="none")
 SMALL = {"seq": 65, "dim": 32, "heads": 2}
 
 
@@ -56,7 +58,7 @@ def test_the_heuristic_is_always_tried_and_nothing_twice(own_cache):
 def test_a_record_says_that_the_heuristic_is_best_unless_the_gain_is_sure():
     heuristic = get_op("attention").heuristic(problem(**SMALL), shapetune.kernels.current_device())
     (one,) = shapetune.tune(
-        "attention", SMALL, options=Options(implementations=("xla",), trials=3, pairs=6, effort=QUICK.effort)
+        "attention", SMALL, options=dataclasses.replace(QUICK, implementations=("xla",), trials=3)
     )  # fmt: skip
     assert heuristic == Candidate("xla")
     assert one.heuristic_is_best
@@ -68,26 +70,26 @@ def test_a_tuned_problem_is_not_tuned_again_unless_asked(own_cache):
     notes = Notes()
     (second,) = shapetune.tune("attention", SMALL, options=QUICK, listener=notes)
     assert (second, notes.fresh, notes.trials) == (first, [False], [])
-    shapetune.tune("attention", SMALL, options=Options(**{**QUICK.__dict__, "again": True}))
+    shapetune.tune("attention", SMALL, options=dataclasses.replace(QUICK, again=True))
     assert len(load([own_cache])) == 2
 
 
 def test_a_more_thorough_search_is_not_stopped_by_a_lesser_one(own_cache):
-    lesser = Options(**{**QUICK.__dict__, "trials": 1, "implementations": ("xla",)})
+    lesser = dataclasses.replace(QUICK, trials=1, implementations=("xla",))
     shapetune.tune("attention", SMALL, options=lesser)
     (one,) = shapetune.tune("attention", SMALL, options=QUICK)
     assert len(one.trials) > 1
 
 
 def test_an_implementation_that_cannot_serve_is_refused_by_its_reason(own_cache):
-    options = Options(**{**QUICK.__dict__, "implementations": ("cudnn",)})
+    options = dataclasses.replace(QUICK, implementations=("cudnn",))
     with pytest.raises(UnsupportedError, match="NVIDIA"):
         shapetune.tune("attention", SMALL, options=options)
 
 
 def test_faulty_implementations_do_not_end_a_run_or_win(own_cache):
     names = [n for n in faulty.KINDS if n != "overflows"]
-    options = Options(**{**QUICK.__dict__, "implementations": ("xla", *names), "trials": 20})
+    options = dataclasses.replace(QUICK, implementations=("xla", *names), trials=20)
     with faulty.registered(*names):
         notes = Notes()
         (one,) = shapetune.tune(
@@ -101,7 +103,7 @@ def test_faulty_implementations_do_not_end_a_run_or_win(own_cache):
 
 def test_a_winner_that_fails_the_hard_inputs_does_not_win(own_cache):
     about = {**SMALL, "seq": 257, "dtype": "bfloat16"}
-    options = Options(**{**QUICK.__dict__, "implementations": ("overflows",)})
+    options = dataclasses.replace(QUICK, implementations=("overflows",))
     with faulty.registered("overflows"):
         (one,) = shapetune.tune("attention", about, options=options)
     assert one.heuristic_is_best
@@ -140,7 +142,7 @@ def test_a_kernel_of_ones_own_is_tuned_and_dispatched(own_cache):
     )
     op.register(faster)
     try:
-        options = Options(**{**QUICK.__dict__, "implementations": ("mine",)})
+        options = dataclasses.replace(QUICK, implementations=("mine",))
         (one,) = shapetune.tune("attention", SMALL, options=options)
         assert {t.candidate.key for t in one.trials} == {"xla", "mine(unused=1)", "mine(unused=2)"}
     finally:
@@ -162,9 +164,42 @@ def test_bad_requests_are_refused_before_anything_runs(own_cache, tmp_path):
         shapetune.tune("attention", SMALL, cache=blocker)
     with pytest.raises(ProblemError, match="zzz"):
         shapetune.tune("attention", {**SMALL, "features": ("zzz",)})
-    for options in ({"trials": 0}, {"budget": -1}, {"pairs": 2}, {"seed": -1}):
-        with pytest.raises(ShapetuneError, match=next(iter(options))):
-            Options(**options)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"trials": 0}, {"trials": "x"}, {"trials": True}, {"budget": -1}, {"budget": None},
+        {"budget": float("nan")}, {"pairs": 2}, {"seed": -1}, {"rounds": 1.5},
+        {"objective": "speed"}, {"isolation": True}, {"max_temp_mb": -1}, {"modules": "one"},
+        {"implementations": (1,)}, {"effort": 3}, {"limits": None}, {"storage": 1}, {"target": 1},
+    ],
+)  # fmt: skip
+def test_an_option_that_makes_no_sense_is_named_with_its_value(given):
+    ((name, value),) = given.items()
+    with pytest.raises(ShapetuneError, match=name) as caught:
+        Options(**given)
+    assert repr(value) in str(caught.value)
+
+
+def test_arguments_of_the_wrong_type_are_named():
+    for problems in (3, None, "attention"):
+        with pytest.raises(ShapetuneError, match="problems must be"):
+            shapetune.tune("attention", problems)
+    with pytest.raises(ShapetuneError, match="problems holds 3"):
+        shapetune.tune("attention", [3])
+    with pytest.raises(UnknownNameError, match="None"):
+        shapetune.tune(None, SMALL)
+    with pytest.raises(ShapetuneError, match="options"):
+        shapetune.tune("attention", SMALL, options={"trials": 3})
+    with pytest.raises(ShapetuneError, match="cache"):
+        shapetune.tune("attention", SMALL, cache=3)
+
+
+def test_the_implementations_to_choose_from_are_those_that_can_be_tuned():
+    with pytest.raises(UnknownNameError, match="xla") as caught:
+        shapetune.tune("attention", SMALL, options=Options(implementations=("flash",)))
+    assert "default" not in str(caught.value)
 
 
 def test_a_grid_is_every_combination_once():
