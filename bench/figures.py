@@ -24,6 +24,8 @@ _COLOURS = (
     "#0f8fd6", "#e08a00", "#12a579", "#d9569f", "#8b6fe8", "#c9a400", "#e05a3c", "#5b8f22",
     "#2fb7c4", "#9a6a4f", "#7a8594", "#b04ac0",
 )  # fmt: skip
+#: Ticks of an axis of ratios, far enough apart on a phone.
+_RATIOS = (0.5, 0.7, 0.85, 1, 1.15, 1.3, 1.5, 1.75, 2, 2.5, 3, 4, 6, 8, 12, 20, 40, 80)
 _GREY = "#8a8f98"
 _ROW = 27
 _MAX_MENU = 120
@@ -91,9 +93,18 @@ def _gains_figure(records: Sequence[Record], colour: Colours) -> Figure:
             ),
         })  # fmt: skip
     order = [_unique(record, records) for record in records]
+    low = min(1.0, *(r.comparison.low for r in records))
+    high = max(1.1, *(r.comparison.high for r in records))
+    margin = 0.04 * math.log10(high / low)
     layout = {
-        "xaxis": {"title": {"text": "times as fast as the heuristic"}, "type": "log",
-                  "dtick": "D1" if _spread(r.comparison.high for r in records) > 3 else None},
+        "xaxis": {
+            "title": {"text": "times as fast as the heuristic"},
+            "type": "log",
+            "range": [math.log10(low) - margin, math.log10(high) + margin],
+            "tickmode": "array",
+            "tickvals": (ticks := [v for v in _RATIOS if low / 1.02 <= v <= high * 1.02]),
+            "ticktext": [f"{v:g}×" for v in ticks],
+        },
         "yaxis": {"categoryorder": "array", "categoryarray": order, "automargin": True,
                   "range": [-0.7, len(order) - 0.3], "ticks": ""},
         "height": 130 + _ROW * len(order), "rows": True,
@@ -107,11 +118,6 @@ def _unique(record: Record, records: Sequence[Record]) -> str:
     """A label that tells a record from the others, also of another device."""
     several = len({r.device.key for r in records}) > 1
     return f"{short(record)} ({record.device.name})" if several else short(record)
-
-
-def _spread(values: Iterable[float]) -> float:
-    known = list(values)
-    return max(known) / min(known) if known and min(known) > 0 else 1.0
 
 
 def against_length(files: Sequence[Within], colour: Colours) -> Choices:
@@ -159,8 +165,9 @@ def _lines(
         traces.append({
             "type": "scatter", "mode": "lines+markers", "name": name,
             "x": [seq for seq, _, _ in known], "y": [y for _, _, y in known],
-            "line": {"color": colour[name], "width": 3 if name == "default" else 1.8},
-            "marker": {"color": colour[name], "size": 8 if name == "default" else 6},
+            "line": {"color": colour[name], "width": 7 if name == "default" else 1.8},
+            "marker": {"color": colour[name], "size": 10 if name == "default" else 6},
+            "opacity": 0.55 if name == "default" else 1,
             "customdata": [[milliseconds(y), str(row.get("chosen", ""))] for _, row, y in known],
             "hovertemplate": f"<b>{name}</b> at %{{x}}: %{{customdata[0]}} {unit}"
                              "<br>%{customdata[1]}<extra></extra>",

@@ -18,7 +18,7 @@ from .findings import Findings
 from .tables import Within
 
 #: Cells of more characters than this get a width of their own, lest they wrap to a word a line.
-_LONG = 24
+_LONG = 40
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -171,7 +171,9 @@ def _plot(name: str, plots: dict[str, Choices]) -> str:
     return f'{menu}<div class="plots" id="plots-{name}"></div>'
 
 
-def _table(heads: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> str:
+def _table(
+    heads: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]], caption: str = ""
+) -> str:
     """A table; heads are (text, is a number), cells are HTML."""
 
     def kind(cell: str, shown: str) -> str:
@@ -185,7 +187,8 @@ def _table(heads: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> 
         + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    about = f"<caption>{_text(caption)}</caption>" if caption else ""
+    return f'<div class="scroll"><table>{about}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _tuned_table(found: Findings) -> str:
@@ -209,37 +212,58 @@ def _file(one: Within) -> str:
     text = f"<h3>{_text(one.file.name)}</h3>" + _words(
         f"{one.file.device_name}; {len(one.file.results)} rows, {failed} of them errors."
     )
-    if one.summaries:
-        facets = sorted({name for summary in one.summaries for name in summary.facets})
-        heads = [(f"time over {one.chooser}'s", False), ("points", True), ("mean", True), ("worst", True),
-                 ("best", True), *((name, True) for name in facets)]  # fmt: skip
-        rows = [
-            [_code(s.base), str(s.points), f"<b>{s.mean:.2f}×</b>", f"{s.worst.ratio:.2f}",
-             f"{s.best.ratio:.2f}", *(f"{s.facets[n]:.2f}" if n in s.facets else "" for n in facets)]
-            for s in one.summaries
-        ]  # fmt: skip
-        text += _table(heads, rows)
+    return text + _means(one) + _losses(one) + _errors(one)
+
+
+def _means(one: Within) -> str:
+    """Each implementation over the one that the others are held against."""
+    if not one.summaries:
+        return ""
+    facets = sorted({name for summary in one.summaries for name in summary.facets})
+    numbers = ("points", "mean", "worst", "best", *map(tables.facet_title, facets))
+    rows = [
+        [
+            _code(s.base), str(s.points), f"<b>{s.mean:.2f}×</b>", f"{s.worst.ratio:.2f}",
+            f"{s.best.ratio:.2f}",
+            *(f"{s.facets[n]:.2f}" if n in s.facets else "" for n in facets),
+        ]
+        for s in one.summaries
+    ]  # fmt: skip
+    caption = f"Time over {one.chooser}'s: above 1, {one.chooser} is faster"
+    heads = [("implementation", False), *((name, True) for name in numbers)]
+    return _table(heads, rows, caption)
+
+
+def _losses(one: Within) -> str:
+    """What it loses to the best of each group."""
     told = {group: tables.regret_map(losses) for group, losses in one.losses.items()}
     rows = [
-        [_text(group), str(m["points"]), f"{m['mean']:.1%}", f"{m['worst']:.1%}",
-         str(m["above_2_percent"]), _text(m["worst_point"]) if m["worst"] > 0 else "–",
-         _text(", ".join(f"{name} {count}" for name, count in m["best_by"].items()))]
-        for group, m in told.items() if m
+        [
+            _text(group), str(m["points"]), f"{m['mean']:.1%}", f"{m['worst']:.1%}",
+            str(m["above_2_percent"]), _text(m["worst_point"]) if m["worst"] > 0 else "–",
+            _text(", ".join(f"{name} {count}" for name, count in m["best_by"].items())),
+        ]
+        for group, m in told.items()
+        if m
     ]  # fmt: skip
-    if rows:
-        heads = [(f"what {one.chooser} loses to the best of", False), ("points", True), ("mean", True),
-                 ("worst", True), ("above 2%", True), ("worst at", False),
-                 ("best how often", False)]  # fmt: skip
-        text += _table(heads, rows)
-    errors = [
-        [_code(row["impl"]), _text(" ".join(f"{k} {row[k]}" for k in ("suite", "seq", "head_dim", "dim", "dtype", "mode") if k in row)),
+    heads = [("best of", False), ("points", True), ("mean", True), ("worst", True),
+             ("above 2%", True), ("worst at", False), ("best how often", False)]  # fmt: skip
+    caption = f"What {one.chooser} loses to the best implementation of each point"
+    return _table(heads, rows, caption) if rows else ""
+
+
+def _errors(one: Within) -> str:
+    about = ("suite", "seq", "head_dim", "dim", "dtype", "mode")
+    rows = [
+        [_code(row["impl"]), _text(" ".join(f"{k} {row[k]}" for k in about if k in row)),
          _text(row["error"])]
-        for row in one.file.results if "error" in row
+        for row in one.file.results
+        if "error" in row
     ]  # fmt: skip
-    if errors:
-        inside = _table([("implementation", False), ("at", False), ("error", False)], errors)
-        text += f"<details><summary>{len(errors)} errors</summary>{inside}</details>"
-    return text
+    if not rows:
+        return ""
+    inside = _table([("implementation", False), ("at", False), ("error", False)], rows)
+    return f"<details><summary>{len(rows)} errors</summary>{inside}</details>"
 
 
 def _failures(found: Findings, plots: dict[str, Choices]) -> str:

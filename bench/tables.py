@@ -165,15 +165,18 @@ def summary_table(title: str, summaries: Sequence[Summary]) -> RichTable:
     for name in ("points", "mean", "worst", "best", "faster at"):
         shown.add_column(name, justify="right")
     for name in facets:
-        shown.add_column(
-            name if name.startswith("dim") else name.partition(" ")[2], justify="right"
-        )
+        shown.add_column(facet_title(name), justify="right")
     for one in summaries:
         means = [f"{one.facets[name]:.2f}" if name in one.facets else "" for name in facets]
         ends = (f"{one.worst.ratio:.2f}", f"{one.best.ratio:.2f}", f"{one.wins}")
         name = one.base.partition("@")[0]
         shown.add_row(name, str(one.points), f"{one.mean:.2f}×", *ends, *means)
     return shown
+
+
+def facet_title(facet: str) -> str:
+    """The head of the column of a facet: its value, where that says enough."""
+    return facet if facet.startswith("dim") else facet.partition(" ")[2]
 
 
 def regret_table(losses: dict[str, list[Loss]], chooser: str) -> RichTable:

@@ -30,7 +30,7 @@
     if (rows && phone) {
       // Long names do not fit beside the points: they go above each row.
       layout.height = 110 + (given.height - 130) / 27 * 42;
-      layout.yaxis = { ...layout.yaxis, ticklabelposition: "inside top", automargin: false };
+      layout.yaxis = { ...layout.yaxis, ticklabelposition: "inside top", automargin: false, tickfont: { color: colour("--soft"), size: 11 } };
       layout.margin.l = 6;
       layout.xaxis.automargin = true;
     }
