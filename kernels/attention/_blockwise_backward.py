@@ -64,7 +64,7 @@ def backward(
         jnp.zeros_like(value),
         None if bias is None else jnp.zeros(bias.shape, jnp.float32),
     )
-    dq, dk, dv, dbias = loop(sizes[0] * sizes[1] * sizes[2], body, start)
+    dq, dk, dv, dbias = loop(sizes[0] * sizes[1] * sizes[2], body, start, arrays)
     dq = (dq * scale).astype(query.dtype).transpose(0, 3, 1, 2)
     return dq, dk, dv, None if dbias is None else dbias.astype(bias.dtype)
 
@@ -118,7 +118,7 @@ class _KeyBlock:
 
         zeros = (jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32))
         carry = (dq, *zeros, dbias)
-        carry = loop(seen_by.full * subgroups, lambda n, c: step(n, c, False), carry)
+        carry = loop(seen_by.full * subgroups, lambda n, c: step(n, c, False), carry, key)
         carry = loop(seen_by.partial * subgroups, lambda n, c: step(n, c, True), carry)
         dq, dk_block, dv_block, dbias = carry
         dk_block, dv_block = (x.reshape(*size, -1) for x in (dk_block, dv_block))

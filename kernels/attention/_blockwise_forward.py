@@ -59,7 +59,7 @@ def forward(
         jnp.zeros((*shape, value.shape[-1]), query.dtype),
         jnp.zeros((shape[0], shape[2], shape[1]), jnp.float32),
     )
-    return loop(sizes[0] * sizes[1] * sizes[2], body, start)
+    return loop(sizes[0] * sizes[1] * sizes[2], body, start, arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,8 @@ class _QueryBlock:
             jnp.zeros(shape, jnp.float32),
             jnp.zeros((*shape, value.shape[-1]), jnp.float32),
         )
-        carry = loop(ranges.partial, partial, loop(ranges.full, full, carry))
+        carry = loop(ranges.full, full, carry, self.arrays)
+        carry = loop(ranges.partial, partial, carry)
         top, total, acc = (
             x.reshape(layout.tile_heads, block_q, *x.shape[len(shape) :]) for x in carry
         )

@@ -15,6 +15,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..shardings import varying
+
 Index = int | Array
 #: A loop over tiles on the diagonal is compiled for at most this many heights.
 _MAX_TRIMS = 8
@@ -239,8 +241,12 @@ class Ranges:
         return where(n < before, self.begin + n, self.full_end + n - before)
 
 
-def loop(count: Index, body: Callable[[Index, Any], Any], carry: Any) -> Any:
-    """``body(i, carry)`` for i in range(count); no loop at all where count is 0 or 1."""
+def loop(count: Index, body: Callable[[Index, Any], Any], carry: Any, like: Any = None) -> Any:
+    """``body(i, carry)`` for i in range(count); no loop at all where count is 0 or 1.
+
+    ``like`` are arrays that the body reads, whose manual mesh axes the carry takes on.
+    """
+    carry = varying(carry, like)
     if isinstance(count, int) and count <= 1:
         return body(0, carry) if count == 1 else carry
     return lax.fori_loop(0, count, body, carry)

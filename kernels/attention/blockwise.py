@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..op import Config, Device, Implementation, Problem, Space
+from ..shardings import compiler_sharded, varying
 from ._blockwise_backward import backward
 from ._blockwise_exp import EXPONENTIALS
 from ._blockwise_forward import Exp, forward
@@ -72,7 +73,10 @@ def blockwise(
         key_value_seq_lengths = jnp.minimum(key_value_seq_lengths, key.shape[1])
     call = _Call(scale, left, right, tuple(sorted(config.items())))
     arrays = (query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths)
-    out, lse = _attend(call, *arrays)
+    # One type for all: what is the same on every device then gets its gradient summed.
+    attend = lambda *given: _attend(call, *varying(given))  # noqa: E731
+    rows = ((0, 0), (0, 1), (0, 2), (2, 3))
+    out, lse = compiler_sharded(attend, arrays, (rows, (rows[0], rows[2], rows[1])))
     if return_residual:
         return out, lax.stop_gradient(lse.transpose(0, 2, 1).astype(query.dtype))
     return out
@@ -187,16 +191,20 @@ def _supports(problem: Problem, device: Device) -> str | None:
 
 
 def _default_config(problem: Problem, device: Device) -> Config:
-    """Tall tiles of about a million scores, which is where XLA's products are fast on a CPU."""
+    """Tall tiles of up to two million scores, where XLA's products are fast on a CPU.
+
+    Short sequences take several heads together; below a diagonal smaller tiles waste less.
+    """
     limited = problem.causal or problem.window is not None
     block_q = _block_choices(problem.seq, 256, 2048 if limited else 4096)[-1]
     block_k = _block_choices(problem.kv_seq, 256, 512)[-1]
     choices = _tile_heads_choices(problem)
     tile = min(block_q, problem.seq) * min(block_k, problem.kv_seq)
-    heads = max(n for n in choices if n == 1 or n * tile <= _MAX_TILE // 2)
+    most = _MAX_TILE // (4 if limited else 2)
+    heads = max(n for n in choices if n == choices[0] or n * tile <= most)
     config: dict[str, Any] = {"block_q": block_q, "block_k": block_k, "tile_heads": heads}
     if problem.mode == "fwd_bwd":
-        most = 512 if limited else 1024
+        most = 512 if limited and problem.seq <= 2048 else 1024
         config["block_q_bwd"] = _block_choices(problem.seq, 512, most)[-1]
         config["block_k_bwd"] = _block_choices(problem.kv_seq, 512, most)[-1]
     cpu = device.platform == "cpu"

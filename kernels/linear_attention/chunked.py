@@ -16,6 +16,7 @@ from jax import lax
 
 from ...cache.key import Device, Problem
 from ..op import Config, Implementation, Space
+from ..shardings import compiler_sharded, varying
 from .features import feature_map as phi
 from .features import (
     feature_map_gradient,
@@ -23,7 +24,7 @@ from .features import (
     rows_before_any_key_gradient,
 )
 from .problem import window_of
-from .tiles import Plan, merged, product, sums_after, sums_before
+from .tiles import OUTPUT_AXES, Plan, merged, product, sums_after, sums_before
 
 Arrays = tuple[Any, ...]
 
@@ -57,7 +58,11 @@ def chunked(
         kind=feature_map,
         per_head=group > 1 and initial_state is not None,
     )
-    return _chunked(query, key, value, initial_state, plan)
+    return compiler_sharded(
+        lambda *arrays: _chunked(*varying(arrays), plan),
+        (query, key, value, initial_state),
+        OUTPUT_AXES,
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -72,8 +77,8 @@ def _forward(
 ) -> tuple[tuple[jax.Array, jax.Array], Arrays]:
     """The outputs, and the state before each span."""
     shape = (plan.batch, plan.kv_heads, 2 * query.shape[-1], value.shape[-1])
-    state, base = jnp.zeros(shape, jnp.float32), None
-    output = jnp.zeros((*query.shape[:3], value.shape[-1]), value.dtype)
+    state, base = varying(jnp.zeros(shape, jnp.float32), query), None
+    output = varying(jnp.zeros((*query.shape[:3], value.shape[-1]), value.dtype), query)
     if initial is not None:
         by_group = plan.by_group(initial)
         state, base = (state, by_group) if plan.per_head else (by_group[:, :, 0], None)
@@ -148,7 +153,7 @@ def _chunked_bwd(plan: Plan, saved: Arrays, cotangents: Arrays) -> Arrays:
     d_final = plan.by_group(d_final)
     base = plan.by_group(initial) if plan.per_head else None
     d_state = d_final if plan.per_head else d_final.sum(axis=2, keepdims=True)
-    grads = tuple(jnp.zeros_like(x) for x in (query, key, value))
+    grads = varying(tuple(jnp.zeros_like(x) for x in (query, key, value)), query)
 
     def step(carry: Arrays, start: Any, count: int, state: jax.Array) -> Arrays:
         (dq, dk, dv), d_state = carry

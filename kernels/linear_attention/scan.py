@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from ..op import Config, Implementation
+from ..shardings import compiler_sharded, varying
 from .features import feature_map as phi
 from .features import feature_map_gradient, rows_before_any_key
+from .tiles import OUTPUT_AXES
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 Arrays = tuple[jax.Array, ...]
@@ -31,10 +33,26 @@ def scan(
     config: Config,
 ) -> tuple[jax.Array, jax.Array]:
     """Residual linear attention token by token; shapes as ``linear_attention``."""
+    return compiler_sharded(
+        lambda *arrays: _scan(*varying(arrays), window_size, feature_map),
+        (query, key, value, initial_state),
+        OUTPUT_AXES,
+    )
+
+
+def _scan(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    initial_state: jax.Array | None,
+    window_size: int,
+    feature_map: str,
+) -> tuple[jax.Array, jax.Array]:
     batch, length, heads, dim = query.shape
     late = min(window_size + 1, length)
     if initial_state is None:
-        initial_state = jnp.zeros((batch, heads, 2 * dim, value.shape[-1]), jnp.float32)
+        shape = (batch, heads, 2 * dim, value.shape[-1])
+        initial_state = varying(jnp.zeros(shape, jnp.float32), query)
     first = rows_before_any_key(query[:, :late], initial_state, feature_map)
     if late == length:
         return first.astype(value.dtype), initial_state

@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+#: As which (argument, axis) each axis of the two outputs is sharded, if that is.
+OUTPUT_AXES = (((0, 0), (0, 1), (0, 2), (2, 3)), ((0, 0), (0, 2), None, (2, 3)))
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
