@@ -263,12 +263,7 @@ def _pallas_bwd(late: int, call: Call, saved: Any, cotangents: Any) -> Any:
             {**inputs, **base, "before": before},
             {"d_query": grads["d_query"]},
         )["d_query"]
-        found = call.run(
-            kernels.key_value_gradient,
-            (kernel.chunks, call.kv_heads, call.batch),
-            {**inputs, "after": later["before"]},
-            {name: grads[name] for name in ("d_key", "d_value")},
-        )
+        found = _key_value_gradients(call, {**inputs, "after": later["before"]}, grads)
         dk, dv = (found[name].at[:, seen:].set(0) for name in ("d_key", "d_value"))
     else:
         dq, dk, dv = map(jnp.zeros_like, (query, key, value))
@@ -278,6 +273,20 @@ def _pallas_bwd(late: int, call: Call, saved: Any, cotangents: Any) -> Any:
         query[:, :late], initial, d_output[:, :late], kernel.kind
     )
     return dq.at[:, :late].set(first_dq), dk, dv, d_initial + first_di
+
+
+def _key_value_gradients(call: Call, inputs: Arrays, grads: dict[str, Any]) -> Arrays:
+    """``d_key`` and ``d_value``: by one kernel, or by two where values have several tiles."""
+    kernel = call.kernel
+    dk, dv = ({name: grads[name]} for name in ("d_key", "d_value"))
+    grid = (kernel.chunks, call.kv_heads, call.batch)
+    if kernel.tiles == 1:
+        return call.run(kernels.key_value_gradient, grid, inputs, dk | dv)
+    tiled = (kernel.tiles * kernel.chunks, *grid[1:])
+    without_value = {name: array for name, array in inputs.items() if name != "value"}
+    return call.run(kernels.key_gradient, grid, inputs, dk) | call.run(
+        kernels.value_gradient, tiled, without_value, dv
+    )
 
 
 _pallas.defvjp(_pallas_fwd, _pallas_bwd)

@@ -7,7 +7,7 @@ powers of two: [.., 2, Hp, Vp]. Everything is summed in float32.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -246,54 +246,145 @@ def query_gradient(kernel: Kernel, refs: Refs) -> None:
     shared = (batch, head // kernel.group)
     q = kernel.features(refs["query"], (batch, head), i, kernel.late)
     k = kernel.features(refs["key"], shared, i, 0)
-    d_scores = jnp.zeros((kernel.chunk, kernel.chunk), jnp.float32)
-    g = jnp.zeros_like(q[0]), jnp.zeros_like(q[1])
-    for j in range(kernel.tiles):
-        columns = kernel.values(j)
-        do = kernel.rows(refs["d_output"], (batch, head), i, kernel.late, columns)
-        v = kernel.rows(refs["value"], shared, i, 0, columns)
+
+    def of_tile(j: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        do = kernel.rows(refs["d_output"], (batch, head), i, kernel.late, kernel.values(j))
+        v = kernel.rows(refs["value"], shared, i, 0, kernel.values(j))
         state = kernel.states(refs["before"], *shared, i, j)
         if "base" in refs:
             base = kernel.states(refs["base"], batch, head, j)
             state = state[0] + base[0], state[1] + base[1]
-        d_scores += kernel.dot(do, v, (1, 1))
-        g = g[0] + kernel.dot(do, state[0], (1, 1)), g[1] + kernel.dot(do, state[1], (1, 1))
-    d_scores = kernel.triangle(d_scores)
+        first, second, d_scores = carry
+        return (
+            first + kernel.dot(do, state[0], (1, 1)),
+            second + kernel.dot(do, state[1], (1, 1)),
+            d_scores + kernel.dot(do, v, (1, 1)),
+        )
+
+    g, d_scores = _over_tiles(kernel, of_tile, q)
     g = g[0] + kernel.dot(d_scores, k[0]), g[1] + kernel.dot(d_scores, k[1])
     kernel.put_gradient(refs["d_query"], q, g, (batch, head), i, kernel.late)
 
 
-def key_value_gradient(kernel: Kernel, refs: Refs) -> None:
-    """Writes ``d_key`` and ``d_value``, summed over the query heads of a group.
+def _over_tiles(
+    kernel: Kernel, of_tile: Callable[[Any, tuple[Array, ...]], tuple[Array, ...]], like: Halves
+) -> tuple[Halves, Array]:
+    """What ``of_tile`` sums over the value tiles: halves as ``like``, and [c, c] scores."""
+    scores = jnp.zeros((kernel.chunk, kernel.chunk), jnp.float32)
+    carry: tuple[Array, ...] = (jnp.zeros_like(like[0]), jnp.zeros_like(like[1]), scores)
+    # A loop that runs once would still keep its sums apart from their use.
+    carry = of_tile(0, carry) if kernel.tiles == 1 else triton.loop(0, kernel.tiles, of_tile, carry)
+    return (carry[0], carry[1]), kernel.triangle(carry[2])
 
-    dK = dA^T Q + V dH^T and dV = ((Q K^T) * M)^T dO + K dH.
+
+def key_value_gradient(kernel: Kernel, refs: Refs) -> None:
+    """Writes ``d_key`` and ``d_value`` where one tile holds all values.
+
+    Summed over the query heads of a group: dK = dA^T Q + V dH^T and
+    dV = ((Q K^T) * M)^T dO + K dH.
     """
     i, head, batch = triton.program_ids(3)
     k = kernel.features(refs["key"], (batch, head), i, 0)
-    tiles = range(kernel.tiles)
-    v = [kernel.rows(refs["value"], (batch, head), i, 0, kernel.values(j)) for j in tiles]
+    v = kernel.rows(refs["value"], (batch, head), i, 0, kernel.values(0))
 
     def of_head(member: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        g, dv = (carry[0], carry[1]), list(carry[2:])
-        own = head * kernel.group + member
-        q = kernel.features(refs["query"], (batch, own), i, kernel.late)
-        scores, d_scores = kernel.scores(q, k), jnp.zeros((kernel.chunk,) * 2, jnp.float32)
-        for j in tiles:
-            do = kernel.rows(refs["d_output"], (batch, own), i, kernel.late, kernel.values(j))
-            after = kernel.states(refs["after"], batch, own, i, j)
-            dv[j] += kernel.dot(scores, do, (0, 0))
-            dv[j] += kernel.dot(k[0], after[0]) + kernel.dot(k[1], after[1])
-            g = g[0] + kernel.dot(v[j], after[0], (1, 1)), g[1] + kernel.dot(v[j], after[1], (1, 1))
-            d_scores += kernel.dot(do, v[j], (1, 1))
-        d_scores = kernel.triangle(d_scores)
-        g = (
-            g[0] + kernel.dot(d_scores, q[0], (0, 0)),
-            g[1] + kernel.dot(d_scores, q[1], (0, 0)),
-        )
-        return (*g, *dv)
+        place = (batch, head * kernel.group + member)
+        q, do, after = _of_query_head(kernel, refs, place, i, 0)
+        g = _key_slopes(kernel, refs, place, i, q, k, (v, do, after))
+        dv = _value_slopes(kernel, q, k, do, after)
+        return carry[0] + g[0], carry[1] + g[1], carry[2] + dv
 
-    zeros = (jnp.zeros_like(k[0]), jnp.zeros_like(k[1]), *map(jnp.zeros_like, v))
-    found = triton.loop(0, kernel.group, of_head, zeros)
-    kernel.put_gradient(refs["d_key"], k, (found[0], found[1]), (batch, head), i, 0)
-    for j in tiles:
-        kernel.put(refs["d_value"], found[2 + j], (batch, head), i, 0, kernel.values(j))
+    zeros = (jnp.zeros_like(k[0]), jnp.zeros_like(k[1]), jnp.zeros_like(v))
+    first, second, dv = _over_heads(kernel, of_head, zeros)
+    kernel.put_gradient(refs["d_key"], k, (first, second), (batch, head), i, 0)
+    kernel.put(refs["d_value"], dv, (batch, head), i, 0, kernel.values(0))
+
+
+def key_gradient(kernel: Kernel, refs: Refs) -> None:
+    """Writes ``d_key``, walking over the value tiles."""
+    i, head, batch = triton.program_ids(3)
+    k = kernel.features(refs["key"], (batch, head), i, 0)
+
+    def of_head(member: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        place = (batch, head * kernel.group + member)
+        q = kernel.features(refs["query"], place, i, kernel.late)
+        g = _key_slopes(kernel, refs, place, i, q, k, None)
+        return carry[0] + g[0], carry[1] + g[1]
+
+    zeros = (jnp.zeros_like(k[0]), jnp.zeros_like(k[1]))
+    first, second = _over_heads(kernel, of_head, zeros)
+    kernel.put_gradient(refs["d_key"], k, (first, second), (batch, head), i, 0)
+
+
+def value_gradient(kernel: Kernel, refs: Refs) -> None:
+    """Writes ``d_value``, one program a value tile."""
+    j, i, head, batch = _program(kernel)
+    k = kernel.features(refs["key"], (batch, head), i, 0)
+
+    def of_head(member: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        place = (batch, head * kernel.group + member)
+        q, do, after = _of_query_head(kernel, refs, place, i, j)
+        return (carry[0] + _value_slopes(kernel, q, k, do, after),)
+
+    zeros = (jnp.zeros((kernel.chunk, kernel.tile), jnp.float32),)
+    (dv,) = _over_heads(kernel, of_head, zeros)
+    kernel.put(refs["d_value"], dv, (batch, head), i, 0, kernel.values(j))
+
+
+def _over_heads(
+    kernel: Kernel,
+    of_head: Callable[[Any, tuple[Array, ...]], tuple[Array, ...]],
+    zeros: tuple[Array, ...],
+) -> tuple[Array, ...]:
+    if kernel.group == 1:
+        return of_head(0, zeros)
+    return triton.loop(0, kernel.group, of_head, zeros)
+
+
+def _of_query_head(
+    kernel: Kernel, refs: Refs, place: tuple[Any, Any], i: Any, j: Any
+) -> tuple[Halves, Array, Halves]:
+    """Features of the queries, gradients of the outputs, and the gradient at the state after."""
+    q = kernel.features(refs["query"], place, i, kernel.late)
+    do = kernel.rows(refs["d_output"], place, i, kernel.late, kernel.values(j))
+    return q, do, kernel.states(refs["after"], *place, i, j)
+
+
+def _key_slopes(
+    kernel: Kernel,
+    refs: Refs,
+    place: tuple[Any, Any],
+    i: Any,
+    q: Halves,
+    k: Halves,
+    loaded: tuple[Array, Array, Halves] | None,
+) -> Halves:
+    """dA^T Q + V dH^T of one query head; the only value tile may be loaded already."""
+    batch, own = place
+
+    def of_tile(j: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        if loaded is not None:
+            v, do, after = loaded
+        else:
+            columns = kernel.values(j)
+            v = kernel.rows(refs["value"], (batch, own // kernel.group), i, 0, columns)
+            do = kernel.rows(refs["d_output"], place, i, kernel.late, columns)
+            after = kernel.states(refs["after"], *place, i, j)
+        first, second, d_scores = carry
+        return (
+            first + kernel.dot(v, after[0], (1, 1)),
+            second + kernel.dot(v, after[1], (1, 1)),
+            d_scores + kernel.dot(do, v, (1, 1)),
+        )
+
+    g, d_scores = _over_tiles(kernel, of_tile, k)
+    return (
+        g[0] + kernel.dot(d_scores, q[0], (0, 0)),
+        g[1] + kernel.dot(d_scores, q[1], (0, 0)),
+    )
+
+
+def _value_slopes(kernel: Kernel, q: Halves, k: Halves, do: Array, after: Halves) -> Array:
+    """((Q K^T) * M)^T dO + K dH of one query head and value tile."""
+    dv = kernel.dot(kernel.scores(q, k), do, (0, 0))
+    return dv + kernel.dot(k[0], after[0]) + kernel.dot(k[1], after[1])
