@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -70,41 +71,52 @@ def plan(only: str = "") -> list[Check]:
     found: list[Check] = []
     for name, part in PARTS.items():
         if name.startswith(only):
-            found += (dataclasses.replace(one, part=name) for one in part())
+            tasks = [dataclasses.replace(one, part=name) for one in part()]
+            # In turns, so that a run that was stopped has something of every target.
+            of = {key: [one for one in tasks if one.target.key == key] for key in TARGETS}
+            found += (one for turn in itertools.zip_longest(*of.values()) for one in turn if one)
     return found
 
 
 def _drawn(op: str) -> Iterator[Check]:
+    count = DRAWN if op == "attention" else DRAWN // 4
     for key in TARGETS:
-        card, rng = target(key), random.Random(f"{op} {key}")
-        seen: set[Any] = set()
-        while len(seen) < DRAWN // (1 if op == "attention" else 4):
-            problem = _draw_problem(op, rng)
-            name = _draw_name(problem, card.device, rng)
-            space = get_op(op).implementation(name).space(problem, card.device)
-            one = Check("", card, problem, Candidate(name, _draw_config(space, rng)))
-            if one.key not in seen:
-                seen.add(one.key)
-                yield one
+        yield from _distinct(functools.partial(_draw, op, target(key), "drawn"), count)
 
 
 def _refused(op: str) -> Iterator[Check]:
     """Configs that a space leaves out, and would not if shared memory had no limit."""
     for key in TARGETS:
-        card, rng = target(key), random.Random(f"refused {op} {key}")
-        roomy = dataclasses.replace(card.device, shared_memory=_NO_LIMIT)
-        seen: set[Any] = set()
-        while len(seen) < REFUSED:
-            problem = _draw_problem(op, rng)
-            name = _draw_name(problem, card.device, rng)
-            implementation = get_op(op).implementation(name)
-            config = _draw_config(implementation.space(problem, roomy), rng)
-            if implementation.space(problem, card.device).refusal(config) is None:
-                continue
-            one = Check("", card, problem, Candidate(name, config))
-            if one.key not in seen:
-                seen.add(one.key)
-                yield one
+        yield from _distinct(functools.partial(_draw, op, target(key), "refused"), REFUSED)
+
+
+def _distinct(draw: Callable[[int], Check | None], count: int) -> Iterator[Check]:
+    seen: dict[Any, Check] = {}
+    for index in itertools.count():
+        if len(seen) == count:
+            break
+        one = draw(index)
+        if one is not None:
+            seen.setdefault(one.key, one)
+    yield from seen.values()
+
+
+def _draw(op: str, card: Target, kind: str, index: int) -> Check | None:
+    """A problem, an implementation and a config, from a seed of their own.
+
+    So a change of a space changes no more of the draw than it has to.
+    """
+    rng = random.Random(f"{kind} {op} {card.key} {index}")
+    problem = _draw_problem(op, rng)
+    name = _draw_name(problem, card.device, rng)
+    implementation, device = get_op(op).implementation(name), card.device
+    if kind == "refused":
+        device = dataclasses.replace(device, shared_memory=_NO_LIMIT)
+    config = _draw_config(implementation.space(problem, device), rng)
+    space = implementation.space(problem, card.device)
+    if kind == "refused" and space.refusal(config) is None:
+        return None
+    return Check("", card, problem, Candidate(name, config))
 
 
 def _draw_problem(op: str, rng: random.Random) -> Problem:

@@ -21,6 +21,8 @@ _STAGES = (1, 2, 3, 4)
 _MAX_DIM = 256
 #: A thread has 255 registers; beyond this many for results, addresses are spilled.
 _MAX_REGISTERS = 192
+#: What gradients of heads above 128 take at least to change the layout of their results.
+_CONVERSION = 2**14
 _FEATURES = ("bias", "mask", "q_lengths", "kv_lengths", "residual", "precision")
 #: By kernel and bytes of an element: own rows, rows walked over, warps and stages for
 #: head sizes up to 64, 128 and 256. Chosen as the largest that spill no register on
@@ -29,10 +31,20 @@ _PREFERRED = {
     ("forward", 2): ((128, 64, 4, 3), (128, 64, 8, 3), (64, 32, 8, 2)),
     ("by_query", 2): ((64, 32, 4, 2), (64, 64, 8, 2), (32, 32, 8, 1)),
     ("by_key", 2): ((64, 32, 4, 2), (64, 32, 8, 2), (32, 32, 8, 1)),
-    ("forward", 4): ((64, 32, 4, 2), (64, 32, 8, 2), (32, 32, 4, 1)),
+    ("forward", 4): ((64, 32, 4, 3), (64, 32, 8, 2), (32, 32, 4, 1)),
     ("by_query", 4): ((32, 32, 4, 2), (32, 32, 8, 1), (32, 32, 8, 1)),
     ("by_key", 4): ((32, 32, 4, 2), (32, 32, 8, 1), (32, 32, 8, 1)),
 }
+#: The same where a bias or a mask takes registers and shared memory of its own.
+_PREFERRED_ADDED = _PREFERRED | {
+    ("forward", 2): ((128, 64, 8, 2), (128, 64, 8, 2), (64, 32, 8, 2)),
+    ("by_query", 2): ((64, 32, 8, 2), (64, 64, 8, 2), (32, 32, 8, 1)),
+    ("by_key", 2): ((64, 32, 8, 2), (64, 32, 8, 2), (32, 32, 8, 1)),
+    ("by_query", 4): ((32, 32, 4, 2), (32, 32, 8, 2), (32, 32, 8, 1)),
+    ("by_key", 4): ((32, 32, 4, 2), (32, 32, 8, 2), (32, 32, 8, 1)),
+}
+#: The forward kernel's for a window and heads up to 64, whose two edges take registers.
+_PREFERRED_WINDOW = (128, 64, 4, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +95,15 @@ def shared_memory(kernel: Kernel, problem: Problem, device: Device, config: Conf
     # Keys and values, or queries and output gradients: the same two widths.
     own = own_rows * item * (dim if kernel.kind == "forward" else dim + value_dim)
     first, second = rows * item * dim, rows * item * value_dim
+    forward = kernel.kind == "forward"
+    width = value_dim if forward else dim
+    passed = own_rows * rows * item if own_rows < width else 0
     if stages == 1:
         both = item == 2 and kernel.kind == "by_key"
-        return own + (first + second if both else max(first, second))
+        own += first + second if both else max(first, second)
+        if item == 4 or _asynchronous(device, own_rows):
+            return own
+        return own + (passed if forward else _CONVERSION if width == _MAX_DIM else 0)
     own += (stages - 1) * _added_tiles(kernel, problem, own_rows, rows, item)
     pipelined = (stages - 1) * (first + second)
     statistics = (stages - 1) * 8 * rows if kernel.kind == "by_key" else 0
@@ -95,8 +113,6 @@ def shared_memory(kernel: Kernel, problem: Problem, device: Device, config: Conf
         return own + (stages - 1) * second + first
     if item == 4 and kernel.kind == "by_key":
         return own + max(first, second) + statistics
-    width = value_dim if kernel.kind == "forward" else dim
-    passed = own_rows * rows * item if own_rows < width else 0
     return own + pipelined + statistics + passed
 
 
@@ -192,11 +208,9 @@ def _fits(kernel: Kernel, problem: Problem, device: Device, config: Config) -> b
 
 def default_config(problem: Problem, device: Device) -> Config:
     """Blocks that no register is spilled for, cut down to the problem and the device."""
-    wide = max(padded(problem.dim), padded(problem.value_dim))
-    item = 4 if problem.dtype == "float32" else 2
     config: dict[str, int] = {}
     for kernel in kernels_of(problem):
-        preferred = _PREFERRED[kernel.kind, item][0 if wide <= 64 else 1 if wide <= 128 else 2]
+        preferred = _preferred(kernel, problem)
         names = (kernel.block_own, kernel.block_other, kernel.warps, kernel.stages)
         config.update(zip(names, preferred, strict=True))
         own_seq, seq = problem.seq, problem.kv_seq
@@ -208,6 +222,16 @@ def default_config(problem: Problem, device: Device) -> Config:
         config["block_q"] = 64  # more programs, so that no core idles
     _shrink(problem, device, config)
     return config
+
+
+def _preferred(kernel: Kernel, problem: Problem) -> tuple[int, int, int, int]:
+    wide = max(padded(problem.dim), padded(problem.value_dim))
+    item = 4 if problem.dtype == "float32" else 2
+    added = any(feature_axes(problem, name) is not None for name in ("bias", "mask"))
+    if kernel is FORWARD and problem.window is not None and wide <= 64 and item == 2 and not added:
+        return _PREFERRED_WINDOW
+    table = _PREFERRED_ADDED if added else _PREFERRED
+    return table[kernel.kind, item][0 if wide <= 64 else 1 if wide <= 128 else 2]
 
 
 def _programs(problem: Problem, block: int) -> int:
