@@ -47,12 +47,15 @@ _OUTCOME: dict[str, dict[str, tuple[type, ...]]] = {
     "layer": _TIMES,
     "peak": {"peak_mb": _NUMBER, "inputs_mb": _NUMBER},
 }
-#: What a row may hold beside: of ours, how the choice fell and how it was sampled.
+#: What any row may hold beside.
+_ABOUT: dict[str, tuple[type, ...]] = {
+    "tag": (str, type(None)), "window": (int,), "chosen": (str,), "tier": (str,),
+}  # fmt: skip
+#: What a row with times may hold beside: of ours, how it was sampled.
 _OPTIONAL: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((*_PROGRAM_MEMORY, "peak_mb", "inputs_mb"), _NUMBER),
     **dict.fromkeys(("max_abs_err", "rel_err", "tflops"), _NUMBER),
-    "tag": (str, type(None)), "window": (int,), "chosen": (str,), "tier": (str,),
-    "memory_note": (str,), "session": (str,), "samples_ms": (list,),
+    **_ABOUT, "memory_note": (str,), "samples_ms": (list,),
 }  # fmt: skip
 _POSITIVE = ("seq", "head_dim", "dim", "batch", "heads", "inner", "median_ms")
 
@@ -105,9 +108,10 @@ def faults(row: object) -> list[str]:
     failed = "error" in row
     wanted: dict[str, tuple[type, ...]] = dict(IDENTITY[suite])
     wanted |= {"error": (str,)} if failed else _OUTCOME[suite]
+    allowed = _ABOUT if failed else _OPTIONAL
     found = [f"lacks {name}" for name in wanted if name not in row]
     for name, value in row.items():
-        kinds = wanted.get(name) or _OPTIONAL.get(name)
+        kinds = wanted.get(name) or allowed.get(name)
         if kinds is None:
             found.append(f"holds {name}, which no row of suite {suite} has")
         elif not _is(value, kinds):

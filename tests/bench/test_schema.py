@@ -1,0 +1,103 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from shapetune.bench import schema, suites
+from shapetune.bench.schema import BenchFile, BenchFileError
+from shapetune.kernels import get_op
+
+DATA = Path(__file__).parent.parent / "data"
+FILES = [DATA / "rtx3090_attention.json", DATA / "rtx3090_linear_attention.json"]
+OURS = sorted((Path(__file__).parents[2] / "docs" / "benchmarks").glob("cpu_*.json"))
+
+
+@pytest.mark.parametrize("path", FILES + OURS, ids=lambda path: path.stem)
+def test_their_files_and_ours_keep_one_schema(path):
+    file = schema.read(path)
+    assert file.results
+    assert file.device_name != "unknown"
+
+
+def timed(**changes):
+    row = {
+        "impl": "xla", "dtype": "float32", "head_dim": 64, "seq": 512, "causal": False,
+        "mode": "fwd", "batch": 1, "heads": 8, "tag": None, "max_abs_err": 0.1, "rel_err": 0.01,
+        "xla_temp_mb": 1.0, "xla_arg_mb": 1.0, "xla_out_mb": 1.0, "compile_s": 0.1, "inner": 3,
+        "median_ms": 2.0, "q1_ms": 1.9, "q3_ms": 2.1, "tflops": 0.1,
+    }  # fmt: skip
+    row.update(changes)
+    return {name: value for name, value in row.items() if value != "gone"}
+
+
+def test_a_whole_row_has_no_faults():
+    assert schema.faults(timed()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seq": "512"}, "seq='512' is not int"),
+        ({"seq": True}, "seq=True is not int"),
+        ({"seq": 0}, "not above 0"),
+        ({"median_ms": float("nan")}, "not finite"),
+        ({"median_ms": 5.0}, "not between"),
+        ({"median_ms": "gone"}, "lacks median_ms"),
+        ({"xla_temp_mb": "gone"}, "neither"),
+        ({"xla_temp_mb": "gone", "peak_mb": 3.0}, "neither"),
+        ({"mode": "bwd"}, "not known"),
+        ({"colour": 3}, "holds colour"),
+        ({"suite": "speed"}, "not one of"),
+        ({"error": "it broke"}, "holds max_abs_err"),
+    ],
+)
+def test_a_row_that_is_not_of_the_schema_says_what_is_wrong(change, words):
+    assert any(words in fault for fault in schema.faults(timed(**change))), words
+
+
+def test_a_file_survives_being_written_and_read(tmp_path):
+    path = tmp_path / "deep" / "bench.json"
+    file = BenchFile({"device_kind": "x"}, {"op": "attention"}, [timed(), timed(impl="default")])
+    schema.write(path, file)
+    again = schema.read(path)
+    assert (again.device, again.config, again.results) == (file.device, file.config, file.results)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[1]", "not a JSON object"),
+        ("{", "cannot be read"),
+        ('{"device": {}, "config": {}}', "no results"),
+        (json.dumps({"device": {}, "config": {}, "results": [timed(), timed()]}), "row 2 is there twice"),
+        (json.dumps({"device": {}, "config": {}, "results": [3]}), "row 1 is not an object"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_benchmark_is_refused_by_name(tmp_path, content, words):
+    path = tmp_path / "odd.json"
+    path.write_text(content)
+    with pytest.raises(BenchFileError, match=words):
+        schema.read(path)
+
+
+def test_the_suites_cover_the_points_of_their_files():
+    attention = schema.read(FILES[0])
+    planned = {schema.identity({**row, "impl": ""}) for row in suites.plan("attention").rows}
+    assert {schema.identity({**row, "impl": ""}) for row in attention.results} <= planned
+    linear = schema.read(FILES[1])
+
+    def at(row, config):
+        return (schema.suite_of(row), suites.window_of(row, config),
+                *(row[k] for k in ("seq", "dim", "dtype", "mode", "batch", "heads", "chunk")))  # fmt: skip
+
+    plan = suites.plan("linear_attention")
+    assert {at(r, linear.config) for r in linear.results} <= {at(r, plan.config) for r in plan.rows}
+
+
+def test_their_teraflops_are_counted_as_ours_where_all_pairs_are_visible():
+    file = schema.read(FILES[0])
+    rows = [row for row in file.results if "error" not in row and not row["causal"]]
+    for row in rows[::25]:
+        flops = get_op("attention").flops(suites.problem_of(row, file.config))
+        assert row["tflops"] * row["median_ms"] * 1e9 == pytest.approx(flops, rel=1e-6)
