@@ -8,7 +8,7 @@ import click
 
 from ._version import __version__
 from .cache.errors import ShapetuneError
-from .commands import asking, bench, report, tuning
+from .commands import asking, bench, cache, report, tuning
 
 
 class _Group(click.Group):
@@ -31,6 +31,9 @@ for _command in (
     tuning.tune,
     asking.show,
     asking.explain,
+    asking.doctor,
+    asking.misses,
+    cache.cache,
     tuning.check,
     tuning.demo,
     bench.bench,

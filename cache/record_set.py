@@ -106,6 +106,16 @@ class RecordSet:
         for kind in list(self._kinds):
             self.of_kind(kind)
 
+    def where(self, wanted: Callable[[Head], bool]) -> RecordSet:
+        """The records whose head is wanted."""
+        return RecordSet(p for p in self._payloads.values() if wanted(read_head(p)))
+
+    def count_of(self, device: Device) -> int:
+        """How many records there are of such a device."""
+        return sum(
+            len(ids) for (_, device_key, _), ids in self._exact.items() if device_key == device.key
+        )
+
     @property
     def kinds(self) -> dict[str, int]:
         """How many records there are of each kind that can be read."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
+from ..cache.errors import CacheError
 from ..cache.key import DTYPES, MODES
+from ..cache.places import as_place, local
 
 
 class Names(click.ParamType[Any]):
@@ -78,6 +79,21 @@ class WindowType(click.ParamType[Any]):
         return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
+class PlaceType(click.ParamType[Any]):
+    """A cache place: a folder, a .msgpack file, or where ``remote`` says so a URL."""
+
+    def __init__(self, remote: bool = True) -> None:
+        self._remote = remote
+        self.name = "place" if remote else "folder"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            place = as_place(value)
+            return place if self._remote else local(place)
+        except CacheError as error:
+            self.fail(str(error), param, ctx)
+
+
 def op_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """The name of an op: a hyphen may stand for an underscore."""
     return value.replace("-", "_") if value else value
@@ -87,8 +103,13 @@ op_argument = click.argument("op", metavar="OP", callback=op_name)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 cache_option = click.option(
     "--cache",
-    type=click.Path(path_type=Path),
+    type=PlaceType(remote=False),
     help="Cache folder instead of SHAPETUNE_CACHE or the user's cache folder.",
+)
+place_option = click.option(
+    "--cache",
+    type=PlaceType(),
+    help="Cache folder, file or URL instead of SHAPETUNE_CACHE or the user's cache folder.",
 )
 
 

@@ -1,0 +1,376 @@
+"""Commands that move records and look after them: cache info, merge, export, import…"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..cache import merge as merging
+from ..cache.errors import CacheError
+from ..cache.key import Device
+from ..cache.merge import Change
+from ..cache.places import Place, Remote, check_writable, local, read_path, write_place
+from ..cache.record_set import Damage, RecordSet
+from .options import (
+    PlaceType,
+    cache_option,
+    json_option,
+    op_argument,
+    place_option,
+    problem_options,
+    problems_of,
+)
+
+
+@click.group()
+def cache() -> None:
+    """Moves tuned records between machines, and looks after them."""
+
+
+def _print(values: Mapping[str, Any], as_json: bool, *lines: str) -> None:
+    """The result of a command: JSON, or lines for a person."""
+    if as_json:
+        click.echo(json.dumps(values, indent=2))
+        return
+    for line in lines:
+        click.echo(line)
+
+
+def _damage_lines(damage: list[Damage] | tuple[Damage, ...]) -> list[str]:
+    shown = [f"  damaged: {one.path}: {one.reason}" for one in damage[:20]]
+    return [*shown, *([f"  … and {len(damage) - 20} more"] if len(damage) > 20 else [])]
+
+
+def _damage_maps(damage: list[Damage] | tuple[Damage, ...]) -> list[dict[str, str]]:
+    return [{"path": str(one.path), "reason": one.reason} for one in damage]
+
+
+@cache.command()
+@place_option
+@json_option
+def info(cache: Place | None, as_json: bool) -> None:
+    """Says which places are read, and what is in them."""
+    places = [cache] if cache else read_path()
+    rows = [_place_map(place) for place in places]
+    every = merging.verify(places)
+    values = {"places": rows, "records": len(every), "digest": every.digest}
+    lines = [f"{row['place']}: {row['what']}" for row in rows]
+    for row in rows:
+        lines += [f"  {name}: {count} record(s)" for name, count in row["devices"].items()]
+        lines += [f"  {kind}: {count}" for kind, count in row["kinds"].items()]
+    lines.append(f"together {len(every)} record(s), digest {every.digest}")
+    _print(values, as_json, *lines, *_damage_lines(every.damage))
+
+
+def _place_map(place: Place) -> dict[str, Any]:
+    found = merging.verify([place])
+    if isinstance(place, Remote):
+        what = "remote, read through a mirror"
+    elif place.is_file():
+        what = f"a file of {len(found)} record(s)"
+    elif place.is_dir():
+        segments = sum(1 for folder in merging.device_folders(place) for _ in folder.glob("*.msg*"))
+        what = f"a folder of {len(found)} record(s) in {segments} segment(s)"
+    else:
+        what = "not there yet"
+    return {
+        "place": str(place),
+        "what": what,
+        "records": len(found),
+        "devices": {f"{d.name} ({d.cores} cores)": found.count_of(d) for d in found.devices},
+        "kinds": {
+            **found.kinds,
+            **({"of another version": found.unknown} if found.unknown else {}),
+        },
+        "damage": _damage_maps(found.damage),
+    }
+
+
+@cache.command()
+@click.argument("sources", nargs=-1, required=True, type=PlaceType())
+@cache_option
+@json_option
+def merge(sources: tuple[Place, ...], cache: Path | None, as_json: bool) -> None:
+    """Adds the records of other caches to yours: folders, .msgpack files or URLs."""
+    _changed("merged", merging.merge(cache or write_place(), sources), as_json)
+
+
+@cache.command()
+@cache_option
+@json_option
+def compact(cache: Path | None, as_json: bool) -> None:
+    """Folds many small segments into few; readers and writers may go on meanwhile."""
+    _changed("compacted", merging.compact(cache or write_place()), as_json)
+
+
+def _changed(what: str, change: Change, as_json: bool) -> None:
+    values = {
+        "added": change.added,
+        "present": change.present,
+        "segments_written": change.written,
+        "segments_removed": change.removed,
+        "damage": _damage_maps(change.damage),
+    }
+    line = (
+        f"{what}: {change.added} new record(s), {change.present} there already; "
+        f"{change.written} segment(s) written, {change.removed} removed"
+    )
+    _print(values, as_json, line, *_damage_lines(change.damage))
+
+
+@cache.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--op", help="Only records of this op.")
+@click.option("--device", help="Only records of devices whose name holds this.")
+@place_option
+@json_option
+def export(
+    path: Path, op: str | None, device: str | None, cache: Place | None, as_json: bool
+) -> None:
+    """Writes records as one .msgpack file, which is a cache to read or to merge."""
+    found = merging.verify([cache] if cache else read_path())
+    kept = found.where(
+        lambda head: (
+            (op is None or head.problem_key.startswith(f"{op}|"))
+            and (device is None or device.lower() in head.device_key.lower())
+        )
+    )
+    if not len(kept):
+        raise CacheError(f"there are no such records; nothing was written to {path}")
+    count = merging.export([], path, kept)
+    _print({"records": count, "path": str(path)}, as_json, f"{count} record(s) in {path}")
+
+
+@cache.command(name="import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--target", help="The device that they are of, as a key of targets.toml.")
+@cache_option
+@json_option
+def import_(files: tuple[Path, ...], target: str | None, cache: Path | None, as_json: bool) -> None:
+    """Takes up caches in one file, and benchmark files of others.
+
+    Figures of a benchmark file choose an implementation with its default config,
+    below everything that was measured here, and only under SHAPETUNE_IMPORTED=1.
+    """
+    place = cache or write_place()
+    results = [_import_one(path, place, target) for path in files]
+    _print(
+        {"files": results},
+        as_json,
+        *(f"{one['path']}: {one['records']} new record(s), {one['what']}" for one in results),
+    )
+
+
+def _import_one(path: Path, place: Path, target: str | None) -> dict[str, Any]:
+    from ..cache import imported, store
+
+    if path.suffix == ".msgpack":
+        change = merging.merge(place, [path])
+        return {"path": str(path), "records": change.added, "what": "of a cache"}
+    benchmark = imported.read_benchmark(path)
+    device = _device_named(benchmark.device_name, target)
+    records = benchmark.records(device, path.name, round(time.time(), 3))
+    if not records:
+        raise CacheError(
+            f"{path} has no row that can be used; it skipped {dict(benchmark.skipped)}"
+        )
+    check_writable(place, device)
+    store.publish(place, records)
+    left = sum(benchmark.skipped.values())
+    return {
+        "path": str(path),
+        "records": len(records),
+        "what": f"measured by others on {device.name}; {left} row(s) left out",
+        "device": device.to_map(),
+        "skipped": dict(benchmark.skipped),
+    }
+
+
+def _device_named(name: str, target: str | None) -> Device:
+    """The device that a benchmark file means: a target, or the one at hand."""
+    from ..autotune import targets
+    from ..kernels import current_device
+
+    if target is not None:
+        return targets.target(target).device
+    for one in targets.targets().values():
+        if one.name == name:
+            return one.device
+    here = current_device()
+    if here.name == name:
+        return here
+    known = ", ".join(targets.targets())
+    raise CacheError(
+        f"the figures are of {name!r}, which is neither this device ({here.name}) nor a known "
+        f"target; name one with --target: {known}"
+    )
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on a terminal, and nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, name: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task(title)
+        yield lambda done, total, name: bar.update(task, completed=done, total=total)
+
+
+@cache.command()
+@click.argument("url", type=PlaceType())
+@cache_option
+@json_option
+def push(url: Place, cache: Path | None, as_json: bool) -> None:
+    """Copies your segments to a remote place or another folder that lacks them."""
+    from ..cache import remote
+
+    with _progress("push") as progress:
+        done = remote.push(cache or write_place(), url, progress)
+    _transferred("pushed", done, as_json)
+
+
+@cache.command()
+@click.argument("url", type=PlaceType())
+@cache_option
+@json_option
+def pull(url: Place, cache: Path | None, as_json: bool) -> None:
+    """Copies the segments of a remote place or another folder that you lack."""
+    from ..cache import remote
+
+    place = cache or write_place()
+    with _progress("pull") as progress:
+        if isinstance(url, Remote):
+            done = remote.pull(url, place, None, progress)
+        else:
+            done = remote.push(url, place, progress)
+    _transferred("pulled", done, as_json)
+
+
+def _transferred(what: str, done: Any, as_json: bool) -> None:
+    values = {
+        "copied": done.copied,
+        "present": done.present,
+        "bytes": done.bytes,
+        "refused": _damage_maps(done.refused),
+    }
+    line = (
+        f"{what}: {done.copied} segment(s), {done.bytes / 2**20:.2f} MiB; "
+        f"{done.present} there already"
+    )
+    _print(values, as_json, line, *_damage_lines(done.refused))
+    if done.refused:
+        sys.exit(1)
+
+
+@cache.command()
+@click.option(
+    "--repair", is_flag=True, help="Move damaged segments aside, their good records kept."
+)
+@place_option
+@json_option
+def verify(repair: bool, cache: Place | None, as_json: bool) -> None:
+    """Reads every record, and lists what is damaged; exit status 1 if anything is."""
+    places = [cache] if cache else read_path()
+    found = merging.verify(places)
+    moved = merging.repair(local(places[0])) if repair and found.damage else []
+    values = {
+        "records": len(found),
+        "damage": _damage_maps(found.damage),
+        "moved": [str(path) for path in moved],
+    }
+    state = f"{len(found.damage)} damaged part(s)" if found.damage else "nothing is damaged"
+    lines = [f"{len(found)} record(s); {state}", *_damage_lines(found.damage)]
+    lines += [f"  moved aside: {path}" for path in moved]
+    _print(values, as_json, *lines)
+    if found.damage and not moved:
+        sys.exit(1)
+
+
+def _setting(text: str) -> tuple[str, int | str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE, such as block_q=128")
+    return name, int(value) if value.lstrip("-").isdigit() else value
+
+
+@cache.command()
+@op_argument
+@problem_options
+@click.option("--implementation", required=True, help="What to use for these problems.")
+@click.option("--config", multiple=True, metavar="NAME=VALUE", help="A parameter of it.")
+@click.option("--note", default="", help="Why, for those who find the pin.")
+@cache_option
+@json_option
+def pin(
+    op: str,
+    implementation: str,
+    config: tuple[str, ...],
+    note: str,
+    cache: Path | None,
+    as_json: bool,
+    **fields: Any,
+) -> None:
+    """Fixes what serves these problems on this device, above all measurements."""
+    from ..kernels import default
+
+    settings = dict(map(_setting, config))
+    chosen = []
+    for problem in problems_of(op, fields):
+        candidate = default.forced(default.get_op(op), problem, implementation, settings)
+        chosen.append((problem, candidate))
+    _write_pins(chosen, True, note, cache, as_json)
+
+
+@cache.command()
+@op_argument
+@problem_options
+@cache_option
+@json_option
+def unpin(op: str, cache: Path | None, as_json: bool, **fields: Any) -> None:
+    """Takes back the pins of these problems on this device."""
+    _write_pins([(problem, None) for problem in problems_of(op, fields)], False, "", cache, as_json)
+
+
+def _write_pins(
+    chosen: list[tuple[Any, Any]], active: bool, note: str, place: Path | None, as_json: bool
+) -> None:
+    from ..cache import pin as pins
+    from ..cache import store
+    from ..kernels import current_device
+
+    target, device = place or write_place(), current_device()
+    check_writable(target, device)
+    known: RecordSet = store.load([target, *([] if place else read_path())], device)
+    made = []
+    for problem, candidate in chosen:
+        last = pins.latest(known.about(pins.KIND, device, problem))
+        if candidate is None and (last is None or not last.active):
+            continue
+        made.append(
+            pins.Pin(
+                problem=problem,
+                device=device,
+                candidate=candidate or last.candidate,
+                active=active,
+                count=last.count + 1 if last else 1,
+                time=round(time.time(), 3),
+                note=note[:200],
+            )
+        )
+    if made:
+        store.publish(target, made)
+    word = "pinned" if active else "unpinned"
+    values = [{"problem": p.problem.to_map(), word: p.candidate.key} for p in made]
+    lines = [f"{word}: {p.problem.label}: {p.candidate.key}" for p in made]
+    _print({"changed": values}, as_json, *(lines or ["nothing was pinned there"]))
