@@ -29,6 +29,8 @@ from .torch_peer import TorchPeer
 _WORDS = 400
 #: A pause before a sample: worker threads of what ran before stop spinning meanwhile.
 _SETTLE_S = 0.01
+#: A call longer than this, in ms, needs no third warm-up to have its length known.
+_LONG_MS = 500.0
 #: Slower than the fastest by this factor, an implementation is sampled less often…
 _SLOW = 2.5
 #: …so many times.
@@ -245,8 +247,9 @@ class Session:
         outputs = runner.first()
         about |= self.point.errors(outputs)
         about |= runner.memory()
-        runner.sample(1)  # the second warm-up: interpreters compile again here
-        self._quick[name] = runner.sample(1)
+        self._quick[name] = runner.sample(1)  # the second warm-up, for a call of seconds too
+        if self._quick[name] < _LONG_MS:
+            self._quick[name] = runner.sample(1)
         self._inner[name] = measure.calibrate(self._quick[name])
         self._samples[name] = []
         self._ready[name] = (row, runner, about)

@@ -26,7 +26,7 @@ _FREE = ("output", "append", "tag", "cache")
 #: A worker is waited for this many times the seconds it should sample for, and…
 _PATIENCE = 8.0
 #: …at least this long: it imports, compiles and checks first.
-_PATIENCE_S = 240.0
+_PATIENCE_S = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
