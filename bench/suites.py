@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -69,8 +70,14 @@ class Plan:
 
 
 def implementations(op: str) -> list[str]:
-    """The implementations that a benchmark of an op has rows of, unless told otherwise."""
+    """The implementations that a benchmark of an op may have rows of."""
     return ["default", *get_op(op).implementations, *PEERS[op]]
+
+
+def usual(op: str) -> list[str]:
+    """Those that it has rows of unless told otherwise: PyTorch's where it is installed."""
+    installed = importlib.util.find_spec("torch") is not None
+    return [n for n in implementations(op) if installed or not n.startswith("torch_")]
 
 
 def plan(
@@ -86,7 +93,7 @@ def plan(
     Args:
         op: ``"attention"`` or ``"linear_attention"``.
         suites: Of ``LINEAR_SUITES``, for linear attention; all of them if empty.
-        impls: Names of implementations; all if empty.
+        impls: Names of implementations; all usual ones if empty.
         tag: A word that tells these rows from others of the same point.
         grid: Overrides of the suites' grids: seq, dim, dtype, mode, causal as
             sequences, batch, heads, window, chunk as numbers; None changes nothing.
@@ -101,7 +108,7 @@ def plan(
     for name in suites:
         if name not in LINEAR_SUITES:
             raise ShapetuneError(f"suite {name!r} is not one of {', '.join(LINEAR_SUITES)}")
-    chosen = list(impls) or implementations(op)
+    chosen = list(impls) or usual(op)
     for name in chosen:
         if name not in implementations(op):
             raise ShapetuneError(f"impl {name!r} is not one of {', '.join(implementations(op))}")

@@ -1,0 +1,150 @@
+import dataclasses
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from shapetune.bench import figures, findings, page, schema
+from shapetune.cache import Candidate, Trial, load, publish
+from shapetune.cache.quarantine import Quarantine
+from shapetune.cache.record_set import RecordSet
+from shapetune.cli import main
+
+from ..samples import problem, record
+from .test_schema import FILES
+
+go = pytest.importorskip("plotly.graph_objects", reason="needs plotly")
+
+
+def searched(**fields):
+    """A record whose trials cover a grid of two blocks, one of them failed."""
+    made = record(problem(**fields), ratio=1.4)
+    trials = [made.trials[0]]
+    for q in (128, 256, 512):
+        for k in (128, 256, 512):
+            one = Candidate("blockwise", {"block_q": q, "block_k": k, "exp": "polynomial"})
+            ms = 2.0 + abs(q - 256) / 256 + abs(k - 512) / 512
+            trials.append(Trial(one, "ok", ms, ms * 0.98, ms * 1.02, 7, 3, 0.4, 8.0, 1e-6))
+    trials[3] = dataclasses.replace(
+        trials[3], status="out_of_memory", median_ms=None, q1_ms=None, q3_ms=None,
+        note="JaxRuntimeError: RESOURCE_EXHAUSTED: <b>no room</b></script>",
+    )  # fmt: skip
+    return dataclasses.replace(made, trials=tuple(trials))
+
+
+def quarantined():
+    made = record(problem(seq=2048))
+    return Quarantine(
+        made.problem, made.device, Candidate("blockwise", {"block_q": 64}), "wrong_result",
+        "grad_key: error 0.3", 1, "0.1.0", "0.10.2", "0.10.2", "00", 1_700_000_000.0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def records():
+    several = [searched(seq=s, mode=m) for s in (512, 1024, 2048) for m in ("fwd", "fwd_bwd")]
+    stale = record(problem(seq=4096), jax_version="0.1.0")
+    found = RecordSet([one.to_bytes() for one in (*several, stale, quarantined())])
+    found.add(b"not a record", FILES[0])
+    return found
+
+
+@pytest.fixture
+def found(records):
+    return findings.gather(records, [schema.read(path) for path in FILES])
+
+
+def test_the_summary_counts_what_is_there(found):
+    told = found.summary()
+    assert told["problems_tuned"] == 7
+    assert told["surely_faster"] == 7
+    assert told["mean_gain"] == pytest.approx((1.4**6 * 1.5) ** (1 / 7))
+    assert told["failures_by_kind"] == {"out_of_memory": 6, "compile_error": 1}
+    assert (told["stale"], told["quarantined"], told["damaged"]) == (1, 1, 1)
+    assert told["seconds"]["compiling"] == pytest.approx(6 * (8 * 0.4 + 0.4 + 0.1) + 0.2, abs=0.1)
+    assert [one["errors"] for one in told["files"]] == [12, 18]
+    json.dumps(told)
+
+
+def test_a_newer_record_of_a_problem_is_counted_once(records):
+    again = record(problem(seq=512), ratio=1.9, made=1_800_000_000.0)
+    told = findings.gather(records | RecordSet([again.to_bytes()]), []).summary()
+    assert told["problems_tuned"] == 7
+
+
+def test_the_landscape_is_over_the_two_blocks_and_keeps_what_failed():
+    land = findings.landscape(searched())
+    assert (land.across, land.down) == ("block_q", "block_k") or (land.down, land.across) == (
+        "block_q",
+        "block_k",
+    )
+    assert land.rows == land.columns == [128, 256, 512]
+    assert len(land.best) == 9
+    assert sum(trial.status == "out_of_memory" for trial in land.best.values()) == 1
+
+
+def test_a_record_without_two_parameters_has_no_landscape():
+    assert findings.landscape(record()) is None
+
+
+def test_every_figure_is_one_that_plotly_knows(found):
+    colour = figures.colours(found)
+    choices = [
+        *figures.gains(found, colour), *figures.against_length(found.files, colour),
+        *figures.landscapes(found), *figures.convergence(found, colour),
+        ("", [figures.wall_time(found, colour), figures.failures(found, colour)]),
+    ]  # fmt: skip
+    drawn = [figure for _, several in choices for figure in several]
+    assert len(drawn) > 20
+    for figure in drawn:
+        layout = {name: value for name, value in figure["layout"].items() if name != "rows"}
+        assert go.Figure(data=figure["data"], layout=layout).data
+
+
+def test_a_line_ends_where_an_implementation_failed(found):
+    colour = figures.colours(found)
+    label, (times, _) = next(
+        (label, both)
+        for label, both in figures.against_length(found.files, colour)
+        if "fwd_bwd" in label and "bfloat16" in label and "dim 64" in label
+    )
+    assert label.startswith("rtx3090_attention")
+    lengths = {trace["name"]: list(trace["x"]) for trace in times["data"]}
+    assert max(lengths["torch_math"]) == 3000
+    assert max(lengths["default"]) == 8192
+
+
+def test_the_page_is_whole_by_itself(found):
+    text = page.render(found)
+    own = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
+    assert not re.search(r"""(src|href)=["'](?!#|data:,)""", own)
+    assert "connect-src" not in own
+    assert "default-src 'none'" in own
+    assert text.count("plotly.js v") <= 2
+    # What an error says is text, never markup.
+    assert "<b>no room" not in own
+    assert "no room</b></script>" not in text
+    for words in ("Gains", "Landscape", "optuna-dashboard", "stale: problem", "quarantined",
+                  "damaged part", "Compared"):  # fmt: skip
+        assert words in own
+
+
+def test_an_empty_cache_gives_a_page_that_says_so():
+    text = page.render(findings.gather(RecordSet(), []))
+    assert "Nothing is tuned or measured yet." in text
+
+
+def test_the_command_writes_the_page_and_prints_the_same_numbers(own_cache, tmp_path):
+    publish(own_cache, [searched(), searched(seq=512)])
+    path = tmp_path / "sub" / "report.html"
+    shown = CliRunner().invoke(main, ["report", str(FILES[1]), "--output", str(path)])
+    assert shown.exit_code == 0, shown.output
+    assert re.search(r"problems tuned +2", shown.stdout)
+    assert "rtx3090_linear_attention" in shown.stdout
+    assert "1.40×" in shown.stdout
+    assert "\x1b" not in shown.output
+    assert "1.40×" in path.read_text()
+    told = json.loads(CliRunner().invoke(main, ["report", "--json", "--output", str(path)]).stdout)
+    assert told["problems_tuned"] == len(load([own_cache])) == 2
+    assert told["mean_gain"] == pytest.approx(1.4)
