@@ -303,7 +303,7 @@ def wall_time(found: Findings, colour: Colours) -> Figure:
         for name in names
     ]  # fmt: skip
     layout = {
-        "barmode": "stack", "height": 290, "xaxis": {"title": {"text": "seconds"}},
+        "barmode": "stack", "height": 130 + 36 * len(kinds), "xaxis": {"title": {"text": "seconds"}},
         "yaxis": {"automargin": True, "ticks": ""},
     }  # fmt: skip
     return {"data": traces, "layout": layout}

@@ -19,6 +19,13 @@ from .schema import BenchFile
 
 #: Characters of a failure's words by which failures count as alike.
 _ALIKE = 160
+#: The phases of a trial, and the field of `Trial` that holds the seconds of each.
+_PHASES = {
+    "compiling": "compile_s",
+    "verifying": "verify_s",
+    "screening": "screen_s",
+    "timing": "time_s",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,23 +150,23 @@ def _failures(trials: Iterable[Trial]) -> list[Failure]:
 
 
 def wall_time(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Seconds of tuning by what they went to, and by implementation.
+    """Seconds of tuning by what they went to, and by implementation where a trial took them.
 
-    Timing is what the kept samples took; what a record cannot tell apart (making
-    inputs and references, checking, comparing finalists) is the rest.
+    Older records tell less: what they do not is in the rest.
     """
-    compiling: dict[str, float] = {}
-    timing: dict[str, float] = {}
+    spent: dict[str, dict[str, float]] = {name: {} for name in _PHASES}
     total = 0.0
     for record in records:
-        total += record.provenance.seconds
+        made = record.provenance
+        total += made.seconds
         for trial in record.trials:
-            name = trial.candidate.implementation
-            compiling[name] = compiling.get(name, 0.0) + trial.compile_s
-            ran = (trial.median_ms or 0.0) * trial.inner * trial.samples / 1e3
-            timing[name] = timing.get(name, 0.0) + ran
-    rest = max(total - sum(compiling.values()) - sum(timing.values()), 0.0)
-    return {"compiling": compiling, "timing": timing, "the rest": {"all": rest}}
+            for phase, field in _PHASES.items():
+                by, name = spent[phase], trial.candidate.implementation
+                by[name] = by.get(name, 0.0) + float(getattr(trial, field))
+        for phase, seconds in (("comparing", made.compare_s), ("searching", made.search_s)):
+            spent.setdefault(phase, {"all": 0.0})["all"] += seconds
+    known = sum(sum(by.values()) for by in spent.values())
+    return {**spent, "the rest": {"all": max(total - known, 0.0)}}
 
 
 @dataclasses.dataclass(frozen=True)

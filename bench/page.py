@@ -149,8 +149,8 @@ def _sections(found: Findings, plots: dict[str, Choices]) -> list[tuple[str, str
         parts.append(("convergence", "Search", text + _dashboard()))
     if found.tuned:
         seconds = sum(record.provenance.seconds for record in found.tuned)
-        text = _words(f"{duration(seconds)} of tuning in all. The rest is making inputs and "
-                      "references, checking, and comparing finalists.")  # fmt: skip
+        text = _words(f"{duration(seconds)} of tuning in all. The rest is starting workers, "
+                      "making inputs and references, and waiting.")  # fmt: skip
         parts.append(("time", "Where time went", text + _plot("time", plots)))
     parts.append(("failures", "Failures", _failures(found, plots)))
     parts.append(("trust", "Stale and quarantined", _trust(found)))

@@ -38,7 +38,7 @@ def address(tmp_path_factory):
     return path.as_uri()
 
 
-@pytest.fixture(params=[(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")],
+@pytest.fixture(scope="module", params=[(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")],
                 ids=lambda p: f"{p[0]}-{p[1]}")  # fmt: skip
 def opened(browser, address, request):
     """The report, opened; its console errors and the requests that left the file."""

@@ -25,7 +25,9 @@ def searched(**fields):
         for k in (128, 256, 512):
             one = Candidate("blockwise", {"block_q": q, "block_k": k, "exp": "polynomial"})
             ms = 2.0 + abs(q - 256) / 256 + abs(k - 512) / 512
-            trials.append(Trial(one, "ok", ms, ms * 0.98, ms * 1.02, 7, 3, 0.4, 8.0, 1e-6))
+            trials.append(
+                Trial(one, "ok", ms, ms * 0.98, ms * 1.02, 7, 3, 0.4, 8.0, 1e-6, time_s=0.5)
+            )
     trials[3] = dataclasses.replace(
         trials[3], status="out_of_memory", median_ms=None, q1_ms=None, q3_ms=None,
         note="JaxRuntimeError: RESOURCE_EXHAUSTED: <b>no room</b></script>",
@@ -62,7 +64,10 @@ def test_the_summary_counts_what_is_there(found):
     assert told["mean_gain"] == pytest.approx((1.4**6 * 1.5) ** (1 / 7))
     assert told["failures_by_kind"] == {"out_of_memory": 6, "compile_error": 1}
     assert (told["stale"], told["quarantined"], told["damaged"]) == (1, 1, 1)
-    assert told["seconds"]["compiling"] == pytest.approx(6 * (8 * 0.4 + 0.4 + 0.1) + 0.2, abs=0.1)
+    spent = told["seconds"]
+    assert spent["compiling"] == pytest.approx(6 * (9 * 0.4 + 0.1) + 0.2, abs=0.06)
+    assert spent["timing"] == pytest.approx(6 * 9 * 0.5, abs=0.06)
+    assert sum(spent.values()) == pytest.approx(7 * 10.0, abs=0.3)
     assert [one["errors"] for one in told["files"]] == [12, 18]
     json.dumps(told)
 
