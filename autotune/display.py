@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from ..cache.key import Candidate, Problem
 from ..cache.record import Record, Trial
+from .final import front
 from .options import Listener, Options
 
 #: Seconds between two plain lines about the same problem.
@@ -64,6 +66,36 @@ def records_table(records: Sequence[Record]) -> Table:
     return table
 
 
+def front_table(record: Record) -> Table:
+    """The trials of a problem that none beats in both time and temporary memory."""
+    table = Table(title=record.problem.label, title_justify="left", header_style="bold")
+    table.add_column("candidate", overflow="fold")
+    table.add_column("ms", justify="right")
+    table.add_column("temporary MiB", justify="right")
+    for trial in front(record.trials):
+        table.add_row(
+            trial.candidate.key, milliseconds(trial.median_ms), milliseconds(trial.temp_mb)
+        )
+    return table
+
+
+def split(record: Record) -> str:
+    """Where the seconds of a problem went."""
+    spent = record.provenance
+    parts = [
+        f"{name} {getattr(spent, f'{name}_s'):.1f}"
+        for name in ("compile", "verify", "screen", "time", "compare", "search", "idle")
+    ]
+    return f"{duration(spent.seconds)}: " + ", ".join(parts)
+
+
+def outcomes(trials: Sequence[Trial]) -> str:
+    """How many trials came to what: one word for each kind, the good ones first."""
+    counts = collections.Counter("screened" if t.screened else t.status for t in trials)
+    order = sorted(counts, key=lambda word: (word != "ok", word != "screened", word))
+    return ", ".join(f"{counts[word]} {word.replace('_', ' ')}" for word in order)
+
+
 class _Clock:
     """How long a run may still take, from what its problems took so far."""
 
@@ -112,6 +144,16 @@ class _Display(Listener):
         self._index, self._problem, self._total = index, problem, total
         self._done, self._best, self._heuristic = 0, None, None
 
+    def trials_known(self, trials: Sequence[Trial]) -> None:
+        self._done = len(trials)
+        if not trials:
+            return
+        quarantined = sum(t.note.startswith("quarantined") for t in trials)
+        text = f"{len(trials) - quarantined} trial(s) known from before"
+        if quarantined:
+            text += f", {quarantined} candidate(s) quarantined"
+        self._say(f"{self._where(self._index)} {text}")
+
     def trial_done(self, trial: Trial, best: Trial | None) -> None:
         self._done += 1
         self._heuristic = self._heuristic or trial
@@ -121,6 +163,8 @@ class _Display(Listener):
         if fresh:
             self._clock.problem_done()
         self._say(f"{self._where(index)} {record.problem.label}: {_outcome(record, fresh)}")
+        if fresh:
+            self._say(f"    trials: {outcomes(record.trials)}; {split(record)}")
 
     def problem_failed(self, index: int, problem: Problem, reason: str) -> None:
         self._clock.problem_done()

@@ -43,7 +43,7 @@ class Options:
         isolation: ``"process"``: trials happen in a worker process; ``"none"``: in
             this one, where a candidate can take the run along; ``"auto"``: in a
             worker unless an implementation is registered that it cannot import.
-        modules: Modules that register implementations, for a worker to import;
+        modules: Modules that register implementations, imported here and in workers;
             those where the implementations' functions are defined come by themselves.
         limits: What a trial may take before its worker is killed.
         retry_quarantined: Try also what crashed, hung or was wrong before.

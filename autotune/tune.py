@@ -7,8 +7,9 @@ before it is on disk, and so are the trials of the problem at hand.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..cache import store
 from ..cache.choice import rank
 from ..cache.errors import ShapetuneError, UnsupportedError
 from ..cache.key import Candidate, Device, Problem
+from ..cache.places import as_place, local
 from ..cache.record import Provenance, Record, Trial
 from ..cache.record_set import RecordSet
 from ..kernels import default
@@ -66,13 +68,12 @@ def tune(
     Example:
         >>> shapetune.tune("attention", {"seq": 2048, "dim": 64, "causal": True})
     """
-    found = get_op(op)
     options = _of_type("options", options, Options)
+    _import(options.modules)
+    found = get_op(op)
     listener = _of_type("listener", listener, Listener)
     planned = [_problem(op, one) for one in _several(problems)]
-    if not isinstance(cache, str | Path | None):
-        raise ShapetuneError(f"cache must be a folder, got {cache!r}")
-    place = Path(cache).expanduser() if cache is not None else store.default_places()[0]
+    place = local(as_place(cache)) if cache is not None else store.default_places()[0]
     device = current_device()
     store.check_writable(place, device)
     require_names(found, options.implementations)
@@ -87,6 +88,17 @@ def tune(
         run.close()
         if place in default.state().places:
             default.reload()
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Imports the modules that register implementations; a worker does as much."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ShapetuneError(
+                f"modules holds {name!r}, which cannot be imported: {error}"
+            ) from error
 
 
 def _of_type(name: str, value: Any, kind: type) -> Any:

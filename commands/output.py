@@ -27,7 +27,9 @@ def display() -> Iterator[tuple[Any, Any]]:
         else:
             yield console, PlainDisplay(console)
     except KeyboardInterrupt:
-        console.print("Stopped. Every problem finished so far is kept; run again to go on.")
+        console.print(
+            "Stopped. Every trial and every problem finished so far is kept; run again to go on."
+        )
         sys.stdout.flush()
         # XLA may still be running the interrupted call, and crashes if the
         # interpreter's orderly end frees what that call uses.
@@ -47,6 +49,18 @@ def print_records(records: list[Any], as_json: bool, console: Any) -> None:
         # A pipe has no width of its own: leave each row whole.
         out = out if out.is_terminal else Console(width=160)
         out.print(records_table(records))
+
+
+def print_fronts(records: list[Any]) -> None:
+    """Prints for each record what less temporary memory would cost in time."""
+    from rich.console import Console
+
+    from ..autotune.display import front_table
+
+    out = Console()
+    out = out if out.is_terminal else Console(width=160)
+    for record in records:
+        out.print(front_table(record))
 
 
 def record_map(record: Any) -> dict[str, Any]:

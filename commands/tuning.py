@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,62 @@ from .options import (
     problem_options,
     problems_of,
 )
-from .output import display, print_records
+from .output import display, print_fronts, print_records
+
+
+def trial_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say how candidates are tried."""
+    options = [
+        click.option(
+            "--objective", type=click.Choice(["time", "memory", "pareto"]), default="time",
+            show_default=True,
+            help="The fastest; the least temporary memory; or the fastest, and what less memory costs.",
+        ),
+        click.option(
+            "--max-temp-mb", type=float, help="Leave out what needs more temporary memory, in MiB."
+        ),
+        click.option(
+            "--isolation", type=click.Choice(["process", "auto", "none"]), default="process",
+            show_default=True, help="Try candidates in a worker process, or for debugging in this one.",
+        ),
+        click.option(
+            "--modules", type=Names(str), help="Import these, which register implementations."
+        ),
+        click.option(
+            "--retry-quarantined", is_flag=True, help="Try also what crashed, hung or was wrong."
+        ),
+        click.option("--compile-limit", type=Seconds(), help="Give up a compile after this time."),
+        click.option("--verify-limit", type=Seconds(), help="Give up a verification after this time."),
+        click.option("--time-limit", type=Seconds(), help="Give up a timing after this time."),
+        click.option(
+            "--memory-limit", type=float, help="Give up a candidate whose process holds more MiB."
+        ),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def options_of(fields: dict[str, Any]) -> Any:
+    """How to tune, of the options of the command; those it takes leave ``fields``."""
+    from ..autotune import Limits, Options
+
+    limits = {
+        "compile_s": fields.pop("compile_limit"),
+        "verify_s": fields.pop("verify_limit"),
+        "time_s": fields.pop("time_limit"),
+        "memory_mb": fields.pop("memory_limit"),
+    }
+    names = (
+        "trials", "budget", "again", "seed", "storage", "target", "objective", "max_temp_mb",
+        "isolation", "retry_quarantined",
+    )  # fmt: skip
+    return Options(
+        **{name: fields.pop(name) for name in names},
+        implementations=fields.pop("implementation") or (),
+        modules=fields.pop("modules") or (),
+        limits=Limits(**{name: value for name, value in limits.items() if value is not None}),
+    )
 
 
 @click.command()
@@ -37,43 +94,27 @@ from .output import display, print_records
     "--target",
     help="Compile each candidate for this target before it may cost GPU time; see check.",
 )
+@trial_options
 @cache_option
 @json_option
-def tune(
-    op: str,
-    trials: int,
-    budget: float,
-    implementation: tuple[str, ...] | None,
-    again: bool,
-    seed: int,
-    storage: str | None,
-    target: str | None,
-    cache: Path | None,
-    as_json: bool,
-    **fields: Any,
-) -> None:
+def tune(op: str, cache: Path | None, as_json: bool, **fields: Any) -> None:
     """Finds the fastest verified candidate for each problem and stores it.
 
     Options with several values, separated by commas, span a grid of problems:
 
       shapetune tune attention --seq 512,2048 --dim 64 --causal both
     """
-    from ..autotune import Options
+    # The worker needs the memory of a GPU; this process only looks at it.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from ..autotune.tune import tune as run
 
+    options = options_of(fields)
     problems = problems_of(op, fields)
-    options = Options(
-        trials=trials,
-        budget=budget,
-        again=again,
-        implementations=implementation or (),
-        seed=seed,
-        storage=storage,
-        target=target,
-    )
     with display() as (console, listener):
         records = run(op, problems, cache=cache, options=options, listener=listener)
     print_records(records, as_json, console)
+    if options.objective == "pareto" and not as_json:
+        print_fronts(records)
     if len(records) < len(problems):
         sys.exit(1)
 
