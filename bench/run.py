@@ -7,17 +7,13 @@ moment, or made in pieces of a given time.
 from __future__ import annotations
 
 import dataclasses
-import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import jax
-
 from ..cache.errors import ShapetuneError
-from ..kernels import current_device
-from . import isolate, suites, torch_peer
+from . import isolate, suites
 from .schema import BenchFile, Row, identity, read, suite_of, write
 from .suites import Plan
 
@@ -77,27 +73,6 @@ class Watcher(Protocol):
         """Something that a person should know of."""
 
 
-def device_fields() -> dict[str, Any]:
-    """The device and the versions, as the head of a file names them."""
-    device = current_device()
-    found: dict[str, Any] = {
-        "jax": jax.__version__,
-        "backend": jax.default_backend(),
-        "devices": [str(one) for one in jax.devices()],
-        "python": platform.python_version(),
-        "device_kind": device.name if device.platform == "cpu" else jax.devices()[0].device_kind,
-    }
-    if device.platform == "cpu":
-        found |= {"cores": device.cores, "memory_gb": round(device.memory / 2**30, 1)}
-    else:
-        found |= {
-            "gpu": device.name,
-            "driver": device.driver,
-            "gpu_memory_gb": round(device.memory / 2**30, 1),
-        }
-    return found | torch_peer.versions()
-
-
 def run(plan: Plan, output: Path, settings: Settings, watcher: Watcher) -> tuple[BenchFile, bool]:
     """Measures the rows of a plan that a file does not have yet.
 
@@ -136,7 +111,7 @@ def _opened(plan: Plan, output: Path, settings: Settings) -> BenchFile:
     kept = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
     kept = {name: kept[name] for name in ("append", "interleave", "tune", "cache")}
     config = {"output": output.name, **plan.config, **kept}
-    device = device_fields()
+    device = described()
     if not output.exists():
         return BenchFile(device, config, [], output.stem)
     file = read(output)
@@ -154,6 +129,19 @@ def _opened(plan: Plan, output: Path, settings: Settings) -> BenchFile:
             "pass --append to add these rows to it, or give another --output"
         )
     return file
+
+
+def described() -> dict[str, Any]:
+    """The device and the versions, told by a worker: this process holds no device memory.
+
+    Raises:
+        ShapetuneError: The worker could not tell.
+    """
+    events, reason = isolate.run("shapetune.bench.describe", {}, seconds=_PATIENCE_S)
+    if not events:
+        raise ShapetuneError(f"jax cannot be used here: {reason}")
+    found: dict[str, Any] = events[0]["device"]
+    return found
 
 
 def _label(rows: list[Row], config: Mapping[str, Any]) -> str:

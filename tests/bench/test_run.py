@@ -15,6 +15,7 @@ from shapetune.kernels import current_device, get_op
 
 TINY = {"seq": (40, 48), "dim": (16,), "dtype": ("float32",), "causal": (True,), "mode": ("fwd",),
         "batch": 1, "heads": 2}  # fmt: skip
+DEVICE = {"device_kind": "a device", "jax": "0.0", "backend": "cpu"}
 
 
 class Watcher:
@@ -44,6 +45,8 @@ def measured(monkeypatch):
     asked = []
 
     def worker(module, request, **limits):
+        if module.endswith("describe"):
+            return [{"device": dict(DEVICE)}], None
         asked.append((module, request))
         rows = [{**row, **_outcome(row)} for row in request.get("rows", ())]
         return [{"row": row} for row in rows], None
@@ -104,6 +107,12 @@ def test_rows_of_another_device_are_not_mixed(measured, tmp_path):
         run.run(plan(), path, Settings(), Watcher())
 
 
+def test_a_machine_where_jax_fails_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(isolate, "run", lambda *a, **k: ([], "RuntimeError: no device"))
+    with pytest.raises(ShapetuneError, match="RuntimeError: no device"):
+        run.run(plan(), tmp_path / "a.json", Settings(), Watcher())
+
+
 def test_tuning_comes_before_the_rows_of_default(measured, tmp_path):
     run.run(plan(), tmp_path / "a.json", Settings(tune=True, interleave=True), Watcher())
     assert [module.rpartition(".")[2] for module, _ in measured] == ["tune_point", "row"] * 2
@@ -119,6 +128,8 @@ def test_a_worker_that_dies_costs_the_row_it_was_at(monkeypatch, tmp_path):
     asked = []
 
     def worker(module, request, **limits):
+        if module.endswith("describe"):
+            return [{"device": dict(DEVICE)}], None
         names = [row["impl"] for row in request["rows"]]
         asked.append(names)
         if "xla" in names:
@@ -137,6 +148,7 @@ def test_a_worker_that_dies_costs_the_row_it_was_at(monkeypatch, tmp_path):
 
 
 def test_a_worker_that_never_begins_costs_all_its_rows(monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "described", lambda: dict(DEVICE))
     monkeypatch.setattr(isolate, "run", lambda *a, **k: ([], "ImportError: no"))
     file, whole = run.run(plan(), tmp_path / "a.json", Settings(interleave=True), Watcher())
     assert whole
@@ -230,6 +242,7 @@ def test_the_command_measures_all_suites_into_one_file(tmp_path):
     assert shown.exit_code == 0, shown.output
     assert "\x1b" not in shown.output
     file = schema.read(path)
+    assert file.device["cores"] == current_device().cores
     rows = {(row.get("suite"), row["impl"]): row for row in file.results}
     assert set(rows) == {(s, i) for s in suites.LINEAR_SUITES for i in ("default", "pallas")}
     for suite in ("kernel", "layer"):
