@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..autotune.display import milliseconds
-from ..cache.record import Record
+from ..cache.record import Record, Trial
 from . import compare, findings
 from .compare import Point
 from .findings import Findings
@@ -25,7 +25,8 @@ _COLOURS = (
     "#2fb7c4", "#9a6a4f", "#7a8594", "#b04ac0",
 )  # fmt: skip
 #: Ticks of an axis of ratios, far enough apart on a phone.
-_RATIOS = (0.5, 0.7, 0.85, 1, 1.15, 1.3, 1.5, 1.75, 2, 2.5, 3, 4, 6, 8, 12, 20, 40, 80)
+_RATIOS = (0.5, 0.7, 0.85, 1, 1.25, 1.5, 2, 2.5, 3, 4, 6, 8, 12, 20, 40, 80)
+_CLOSE_RATIOS = (0.9, 0.95, 1, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5)
 _GREY = "#8a8f98"
 _ROW = 27
 _MAX_MENU = 120
@@ -96,13 +97,14 @@ def _gains_figure(records: Sequence[Record], colour: Colours) -> Figure:
     low = min(1.0, *(r.comparison.low for r in records))
     high = max(1.1, *(r.comparison.high for r in records))
     margin = 0.04 * math.log10(high / low)
+    ratios = _RATIOS if high / low > 1.5 else _CLOSE_RATIOS
     layout = {
         "xaxis": {
             "title": {"text": "times as fast as the heuristic"},
             "type": "log",
             "range": [math.log10(low) - margin, math.log10(high) + margin],
             "tickmode": "array",
-            "tickvals": (ticks := [v for v in _RATIOS if low / 1.02 <= v <= high * 1.02]),
+            "tickvals": (ticks := [v for v in ratios if low / 1.02 <= v <= high * 1.02]),
             "ticktext": [f"{v:g}×" for v in ticks],
         },
         "yaxis": {"categoryorder": "array", "categoryarray": order, "automargin": True,
@@ -207,42 +209,49 @@ def landscapes(found: Findings) -> Choices:
 
 
 def _heat(land: findings.Landscape, least: float) -> Figure:
-    z: list[list[float | None]] = []
-    text: list[list[str]] = []
-    hover: list[list[str]] = []
-    for row in land.rows:
-        trials = [land.best.get((row, column)) for column in land.columns]
-        ok = [t.median_ms if t and t.status == "ok" and t.median_ms else None for t in trials]
-        z.append([None if ms is None else math.log2(ms / least) for ms in ok])
-        text.append([
-            "" if t is None else milliseconds(ms) if ms is not None else "✕"
-            for t, ms in zip(trials, ok, strict=True)
-        ])  # fmt: skip
-        hover.append([
-            "not tried" if t is None
-            else f"{t.candidate.key}<br>{milliseconds(ms)} ms, {ms / least:.2f}× the best" if ms
-            else f"{t.candidate.key}<br>{t.status}: {t.note[:120]}"
-            for t, ms in zip(trials, ok, strict=True)
-        ])  # fmt: skip
-    worst = max((v for row in z for v in row if v is not None), default=1.0)
+    """Times of the cells over the best, on a scale of doublings; grey where all failed."""
+    cells = [[land.best.get((row, column)) for column in land.columns] for row in land.rows]
+    ok = [[t.median_ms if t and t.status == "ok" else None for t in row] for row in cells]
+    doublings = [[None if ms is None else math.log2(ms / least) for ms in row] for row in ok]
+    failed = [[0 if t and t.status != "ok" else None for t in row] for row in cells]
+    worst = max((v for row in doublings for v in row if v is not None), default=1.0)
     top = max(0.5, min(3.0, worst))
     steps = [v for v in (1, 1.25, 1.5, 2, 3, 4, 6, 8) if math.log2(v) <= top]
-    trace = {
-        "type": "heatmap", "z": z, "x": [str(c) for c in land.columns],
-        "y": [str(r) for r in land.rows], "text": text, "texttemplate": "%{text}",
-        "customdata": hover, "hovertemplate": "%{customdata}<extra></extra>", "hoverongaps": True,
+    shared = {
+        "type": "heatmap", "x": [str(c) for c in land.columns], "y": [str(r) for r in land.rows],
+        "customdata": [[_cell(t, least) for t in row] for row in cells], "texttemplate": "%{text}",
+        "hovertemplate": "%{customdata}<extra></extra>", "xgap": 2, "ygap": 2,
+    }  # fmt: skip
+    times = {
+        **shared, "z": doublings, "zmin": 0, "zmax": top,
+        "text": [["" if ms is None else milliseconds(ms) for ms in row] for row in ok],
         "colorscale": [[0, "#0b7a5e"], [0.25, "#4bb082"], [0.5, "#e8d06a"], [0.75, "#e08a4a"],
                        [1, "#b8354a"]],
-        "zmin": 0, "zmax": top, "xgap": 2, "ygap": 2,
         "colorbar": {"title": {"text": "× best"}, "tickvals": [math.log2(v) for v in steps],
                      "ticktext": [f"{v:g}×" for v in steps], "thickness": 12, "len": 0.9},
+    }  # fmt: skip
+    failures = {
+        **shared, "z": failed, "zmin": 0, "zmax": 1, "showscale": False,
+        "text": [["" if v is None else "✕" for v in row] for row in failed],
+        "colorscale": [[0, _GREY], [1, _GREY]],
     }  # fmt: skip
     layout = {
         "xaxis": {"title": {"text": land.across}, "type": "category", "showgrid": False},
         "yaxis": {"title": {"text": land.down}, "type": "category", "showgrid": False},
         "height": 150 + 46 * max(4, len(land.rows)),
+        "showlegend": False,
     }
-    return {"data": [trace], "layout": layout}
+    return {"data": [times, failures], "layout": layout}
+
+
+def _cell(trial: Trial | None, least: float) -> str:
+    """What a cell says when it is pointed at."""
+    if trial is None:
+        return "not tried"
+    if trial.status != "ok" or trial.median_ms is None:
+        return f"{trial.candidate.key}<br>{trial.status}: {trial.note[:120]}"
+    ms = trial.median_ms
+    return f"{trial.candidate.key}<br>{milliseconds(ms)} ms, {ms / least:.2f}× the best"
 
 
 def convergence(found: Findings, colour: Colours) -> Choices:

@@ -187,8 +187,8 @@ def _table(
         + "</tr>"
         for row in rows
     )
-    about = f"<caption>{_text(caption)}</caption>" if caption else ""
-    return f'<div class="scroll"><table>{about}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    about = f'<p class="caption">{_text(caption)}</p>' if caption else ""
+    return f'{about}<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _tuned_table(found: Findings) -> str:

@@ -30,9 +30,13 @@
     if (rows && phone) {
       // Long names do not fit beside the points: they go above each row.
       layout.height = 110 + (given.height - 130) / 27 * 42;
-      layout.yaxis = { ...layout.yaxis, ticklabelposition: "inside top", automargin: false, tickfont: { color: colour("--soft"), size: 11 } };
+      layout.yaxis = { ...layout.yaxis, showticklabels: false, automargin: false };
+      layout.annotations = given.yaxis.categoryarray.map((name, i) => ({
+        text: name, xref: "paper", x: 0, xanchor: "left", y: i, yshift: 11, showarrow: false,
+        font: { color: colour("--soft"), size: 11 },
+      }));
       layout.margin.l = 6;
-      layout.xaxis.automargin = true;
+      layout.xaxis = { ...layout.xaxis, tickangle: 0 };
     }
     return layout;
   }
