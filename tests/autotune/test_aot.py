@@ -1,5 +1,6 @@
 """Compiling for GPUs that are not there: outcomes, and memory against a real card's."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -168,3 +169,49 @@ def test_without_the_compiler_the_remedy_is_named(monkeypatch):
     about = _problem()
     with pytest.raises(TargetError, match=r"shapetune\[aot\]"):
         aot.compile_all([(CARD, about, _default(about, "blockwise"))], 1)
+
+
+def test_a_compiler_that_dies_costs_the_one_candidate(tmp_path, monkeypatch):
+    (tmp_path / "mortal.py").write_text(
+        "import os\n"
+        "from shapetune.autotune.aot import Compilation\n"
+        "def work(target, problem, candidate):\n"
+        "    if problem.seq == 384:\n"
+        "        os._exit(1)\n"
+        "    return Compilation(target.key, problem, candidate, 'ok')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(aot, "require_compiler", lambda: None)
+    work = importlib.import_module("mortal").work
+    about = [_problem(seq=128 * n) for n in range(1, 5)]
+    found = aot.compile_all([(CARD, one, Candidate("xla")) for one in about], 1, work=work)
+    assert [one.status for one in found] == ["ok", "ok", "crashed", "ok"]
+    assert [one.problem for one in found] == about
+
+
+@pytest.mark.parametrize(
+    ("impl", "mode", "dtype", "dim", "seq"),
+    [
+        ("chunked", "fwd", "float32", 64, 8192),
+        ("chunked", "fwd_bwd", "bfloat16", 32, 2048),
+        ("pallas", "fwd", "bfloat16", 32, 512),
+        ("pallas", "fwd_bwd", "float32", 64, 2048),
+    ],
+)
+def test_the_recurrence_needs_no_more_memory_than_the_card_showed(
+    compiler, impl, mode, dtype, dim, seq
+):
+    (row,) = [
+        r for r in json.loads(FILE.with_name("rtx3090_linear_attention.json").read_text())["results"]
+        if (r["suite"], r["impl"], r["mode"], r.get("dtype"), r["dim"], r["seq"])
+        == ("kernel", impl, mode, dtype, dim, seq)
+    ]  # fmt: skip
+    about = Problem.make(
+        "linear_attention", seq=seq, dim=dim, dtype=dtype, causal=True, window=64,
+        batch=row["batch"], heads=row["heads"], mode=mode, features=("state",),
+    )  # fmt: skip
+    one = get_op("linear_attention").implementation(impl)
+    candidate = Candidate(impl, one.default_config(about, CARD.device))
+    (found,) = aot.compile_all([(CARD, about, candidate)], 1)
+    assert found.status == "ok", found
+    assert found.temp_mb <= row["xla_temp_mb"] * 1.001, found
