@@ -207,20 +207,22 @@ def _row(row: object, config: Mapping[str, Any]) -> tuple[Problem, Time] | str:
         return "no implementation of ours"
     if row.get("suite", "kernel") != "kernel":
         return "not a kernel alone"
-    figures = [row.get("median_ms"), row.get("rel_err")]
-    if not all(_is_figure(one) for one in figures) or not figures[0]:
+    median_ms, rel_err = _figure(row.get("median_ms")), _figure(row.get("rel_err"))
+    if not median_ms or rel_err is None:
         return "no time or no error"
-    if figures[1] > MAX_REL_ERR:
+    if rel_err > MAX_REL_ERR:
         return "its result is too far off"
     try:
-        return _problem(row, config), Time(name, *map(float, figures))
+        return _problem(row, config), Time(name, median_ms, rel_err)
     except (KeyError, TypeError, ProblemError) as error:
         return f"not a problem: {error}"[:100]
 
 
-def _is_figure(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 <= value < 1e12  # type: ignore[arg-type]
+def _figure(value: object) -> float | None:
+    """A finite number that is not negative, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and 0 <= value < 1e12 else None
 
 
 def _problem(row: Mapping[str, Any], config: Mapping[str, Any]) -> Problem:

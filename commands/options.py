@@ -113,11 +113,24 @@ place_option = click.option(
 )
 
 
+def _needed(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """An option that must be given, but where misses say what the problems are."""
+    if value is None and not ctx.params.get("from_misses"):
+        raise click.MissingParameter(ctx=ctx, param=param)
+    return value
+
+
+from_misses_option = click.option(
+    "--from-misses", is_flag=True, is_eager=True,
+    help="In place of a grid: what calls have missed, the costliest first; see misses.",
+)  # fmt: skip
+
+
 def problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that span the grid of problems."""
     options = [
-        click.option("--seq", type=Names(int), required=True, help="Query positions, T."),
-        click.option("--dim", type=Names(int), required=True, help="Size of a head."),
+        click.option("--seq", type=Names(int), callback=_needed, help="Query positions, T."),
+        click.option("--dim", type=Names(int), callback=_needed, help="Size of a head."),
         click.option(
             "--dtype", type=Names(str, DTYPES), default="float32", show_default=True,
             help=f"Of {', '.join(DTYPES)}.",
@@ -149,3 +162,17 @@ def problems_of(op: str, fields: dict[str, Any]) -> list[Any]:
     get_op(op)
     causal = {"no": (False,), "yes": (True,), "both": (False, True)}[fields.pop("causal")]
     return grid(op, causal=causal, **fields)
+
+
+def missed_problems(op: str, cache: Any) -> list[Any]:
+    """The problems that calls of an op have missed, the costliest first."""
+    from ..cache import load
+    from ..cache.places import read_path
+    from ..kernels import current_device, get_op
+    from ..kernels.checkup import missed
+
+    get_op(op)
+    places = [cache, *read_path()] if cache else read_path()
+    device = current_device()
+    found = missed(places, device, load(places, device))
+    return [one.problem for one in found if one.problem.op == op]

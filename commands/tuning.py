@@ -15,7 +15,9 @@ from .options import (
     Names,
     Seconds,
     cache_option,
+    from_misses_option,
     json_option,
+    missed_problems,
     op_argument,
     problem_options,
     problems_of,
@@ -95,9 +97,10 @@ def options_of(fields: dict[str, Any]) -> Any:
     help="Compile each candidate for this target before it may cost GPU time; see check.",
 )
 @trial_options
+@from_misses_option
 @cache_option
 @json_option
-def tune(op: str, cache: Path | None, as_json: bool, **fields: Any) -> None:
+def tune(op: str, from_misses: bool, cache: Path | None, as_json: bool, **fields: Any) -> None:
     """Finds the fastest verified candidate for each problem and stores it.
 
     Options with several values, separated by commas, span a grid of problems:
@@ -109,7 +112,9 @@ def tune(op: str, cache: Path | None, as_json: bool, **fields: Any) -> None:
     from ..autotune.tune import tune as run
 
     options = options_of(fields)
-    problems = problems_of(op, fields)
+    problems = missed_problems(op, cache) if from_misses else problems_of(op, fields)
+    if not problems:
+        click.echo(f"No call of {op} has missed a record.", err=True)
     with display() as (console, listener):
         records = run(op, problems, cache=cache, options=options, listener=listener)
     print_records(records, as_json, console)
@@ -122,6 +127,7 @@ def tune(op: str, cache: Path | None, as_json: bool, **fields: Any) -> None:
 @click.command()
 def demo() -> None:
     """Tunes a handful of attention shapes on this machine, and shows the gain."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # as for tune
     from ..autotune.tune import tune as run
     from ..bench import demo as first
 

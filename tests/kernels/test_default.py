@@ -275,3 +275,110 @@ def test_a_prepared_call_is_found_again_without_a_decision(own_cache, monkeypatc
     shapetune.attention(*arrays)
     with pytest.raises(pytest.fail.Exception):
         shapetune.attention(*_arrays(65))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ({"is_causal": True}, {"is_causal": 1}),
+        ({"local_window_size": (1, 0)}, {"local_window_size": (1.0, 0.0)}),
+        (
+            {"implementation": "blockwise", "config": {"block_q": 64}},
+            {"implementation": "blockwise", "config": {"block_q": 64.0}},
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_refused_after_the_right_one_was_served(right, wrong):
+    arrays = _arrays(64)
+    shapetune.attention(*arrays, **right)
+    with pytest.raises(shapetune.ShapetuneError):
+        shapetune.attention(*arrays, **wrong)
+
+
+def test_a_quarantined_candidate_is_passed_over(own_cache):
+    from shapetune.cache.quarantine import Quarantine
+
+    one = _tuned(own_cache)
+    version = get_op("attention").implementation("blockwise").version
+    harm = Quarantine(
+        one.problem, one.device, one.chosen, "crashed", "signal 11", version,
+        "0.1.0", jax.__version__, jax.__version__, "00", 1.0,
+    )  # fmt: skip
+    publish(own_cache, [harm])
+    decision = _explain()
+    assert decision.candidate != one.chosen
+    assert any("quarantined, crashed: signal 11" in step for step in decision.steps)
+
+
+def test_a_quarantined_heuristic_gives_way_to_another_default():
+    from shapetune.kernels.decision import versions
+    from shapetune.kernels.tiers import Case
+
+    op, about, here = get_op("attention"), problem(seq=SEQ, dim=DIM, heads=HEADS), current_device()
+    first = op.heuristic(about, here)
+    case = Case(op, about, here, versions(op), "warn")
+    case.quarantined = {first: type("Word", (), {"status": "wrong_result", "note": ""})}
+    other = case.heuristic()
+    assert other != first
+    assert op.implementation(other.implementation).refusal(about, here, other.config) is None
+
+
+def _like(**changes):
+    """A device of this platform and product with more cores, as it may be in a fleet."""
+    import dataclasses
+
+    here = current_device()
+    return dataclasses.replace(here, **{"cores": here.cores + 1, **changes})
+
+
+def test_a_device_of_the_same_class_stands_in_and_says_so(own_cache, caplog):
+    one = record(problem(seq=SEQ, dim=DIM, heads=HEADS), device=_like())
+    publish(own_cache, [one])
+    with caplog.at_level(logging.WARNING, "shapetune"):
+        decision = _explain()
+    assert (decision.tier, decision.candidate) == ("other-device", one.chosen)
+    assert decision.record_ids == (one.id,)
+    assert "using a record of" in caplog.text
+    assert decision.speedup is None
+
+
+def test_own_records_come_before_those_of_other_devices(own_cache):
+    publish(own_cache, [record(problem(seq=SEQ, dim=DIM, heads=HEADS), device=_like(), ratio=9.0)])
+    _tuned(own_cache, seq=SEQ + 100)
+    assert _explain().tier == "nearest"
+
+
+def test_what_of_another_device_does_not_fit_here_is_passed_over(own_cache):
+    odd = Candidate("blockwise", {"block_q": 5, "block_z": 7})
+    cards = Candidate("pallas_mha", {})
+    for chosen in (odd, cards):
+        publish(
+            own_cache,
+            [record(problem(seq=SEQ, dim=DIM, heads=HEADS), device=_like(), chosen=chosen)],
+        )
+    decision = _explain()
+    assert decision.tier == "heuristic"
+    assert sum("passed over" in step for step in decision.steps) == 2
+
+
+def test_only_devices_of_the_same_class_count():
+    from shapetune.cache.choice import same_class
+    from shapetune.cache.key import Device
+
+    here = Device("cuda", "NVIDIA A", "8.6", 82)
+    twin, smaller = Device("cuda", "NVIDIA A", "8.6", 80), Device("cuda", "NVIDIA B", "8.6", 60)
+    others = [
+        here, Device("cuda", "NVIDIA C", "9.0", 82), Device("cuda", "NVIDIA D", "8.6", 16),
+        Device("rocm", "NVIDIA A", "8.6", 82), Device("cpu", "NVIDIA A", "8.6", 82),
+    ]  # fmt: skip
+    assert same_class([smaller, *others, twin], here) == [twin, smaller]
+    assert same_class([Device("cpu", "X", "", 8)], Device("cpu", "Y", "", 8)) == []
+
+
+def test_places_are_one_set_and_the_first_is_written(tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    one = record(problem(seq=SEQ, dim=DIM, heads=HEADS))
+    publish(site, [one])
+    monkeypatch.setenv("SHAPETUNE_SITE_CACHE", str(site))
+    shapetune.reload()
+    assert _explain().record_ids == (one.id,)
