@@ -68,6 +68,7 @@ class Point:
         else:
             found["suite"] = self.suite
         found["length"] = "ragged" if self.ragged else "aligned"
+        found["seq"] = str(self.seq)
         return found
 
 
@@ -247,6 +248,15 @@ class Loss:
     regret: float
     interval: tuple[float, float] | None = None
 
+    def surely_above(self, bound: float) -> bool:
+        """Whether the loss is above a bound, by its interval where it has one."""
+        return (self.regret if self.interval is None else self.interval[0]) > bound
+
+
+def _same_program(one: Row, other: Row) -> bool:
+    """Whether two rows ran one candidate, so that their times differ by noise alone."""
+    return "chosen" in one and one["chosen"] == other.get("chosen")
+
 
 def regret(found: Table, group: str, chooser: str = "default") -> list[Loss]:
     """What `default` loses to the best of a group, at each point where it has a time."""
@@ -257,8 +267,8 @@ def regret(found: Table, group: str, chooser: str = "default") -> list[Loss]:
         times = {n: value_of(row) for n, row in rows.items() if in_group(n, group)}
         known = {name: value for name, value in times.items() if value is not None}
         best = min(known, key=lambda name: known[name])
-        if best == chooser:
-            losses.append(Loss(point, best, 0.0, (0.0, 0.0)))
+        if best == chooser or _same_program(rows[chooser], rows[best]):
+            losses.append(Loss(point, chooser, 0.0, (0.0, 0.0)))
             continue
         one = ratio_of(point, rows[chooser], rows[best])
         assert one is not None

@@ -128,8 +128,8 @@ def against_length(files: Sequence[Within], colour: Colours) -> Choices:
     for one in files:
         for point, rows in compare.table(one.file).items():
             facets = point.facets
-            facets.pop("length")
-            words = [point.suite, *(v for k, v in facets.items() if k not in ("suite", "dim"))]
+            hidden = ("suite", "dim", "length", "seq")
+            words = [point.suite, *(v for k, v in facets.items() if k not in hidden)]
             label = " · ".join([one.file.name, *words, f"dim {point.dim}"])
             for name, row in rows.items():
                 groups.setdefault(label, {}).setdefault(name, []).append((point, row))

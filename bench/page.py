@@ -219,19 +219,24 @@ def _means(one: Within) -> str:
     """Each implementation over the one that the others are held against."""
     if not one.summaries:
         return ""
-    facets = sorted({name for summary in one.summaries for name in summary.facets})
+    facets = tables.facet_names(one.summaries, by_length=False)
     numbers = ("points", "mean", "worst", "best", *map(tables.facet_title, facets))
     rows = [
         [
             _code(s.base), str(s.points), f"<b>{s.mean:.2f}×</b>", f"{s.worst.ratio:.2f}",
-            f"{s.best.ratio:.2f}",
-            *(f"{s.facets[n]:.2f}" if n in s.facets else "" for n in facets),
+            f"{s.best.ratio:.2f}", *tables.facet_cells(s, facets),
         ]
         for s in one.summaries
     ]  # fmt: skip
     caption = f"Time over {one.chooser}'s: above 1, {one.chooser} is faster"
     heads = [("implementation", False), *((name, True) for name in numbers)]
-    return _table(heads, rows, caption)
+    text = _table(heads, rows, caption)
+    lengths = tables.facet_names(one.summaries, by_length=True)
+    if lengths:
+        heads = [("implementation", False), *((name, True) for name in lengths)]
+        rows = [[_code(s.base), *tables.facet_cells(s, lengths)] for s in one.summaries]
+        text += _table(heads, rows, "The same by sequence length")
+    return text
 
 
 def _losses(one: Within) -> str:
@@ -240,14 +245,14 @@ def _losses(one: Within) -> str:
     rows = [
         [
             _text(group), str(m["points"]), f"{m['mean']:.1%}", f"{m['worst']:.1%}",
-            str(m["above_2_percent"]), _text(m["worst_point"]) if m["worst"] > 0 else "–",
+            str(m["above_2_percent"]), str(m["surely_above_2_percent"]), _text(m["worst_point"]) if m["worst"] > 0 else "–",
             _text(", ".join(f"{name} {count}" for name, count in m["best_by"].items())),
         ]
         for group, m in told.items()
         if m
     ]  # fmt: skip
     heads = [("best of", False), ("points", True), ("mean", True), ("worst", True),
-             ("above 2%", True), ("worst at", False), ("best how often", False)]  # fmt: skip
+             ("above 2%", True), ("surely", True), ("worst at", False), ("best how often", False)]  # fmt: skip
     caption = f"What {one.chooser} loses to the best implementation of each point"
     return _table(heads, rows, caption) if rows else ""
 

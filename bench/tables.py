@@ -127,6 +127,7 @@ def regret_map(losses: Sequence[Loss]) -> dict[str, Any]:
         "worst_point": worst.point.label,
         "worst_to": worst.best,
         "above_2_percent": sum(loss.regret > _NOTABLE for loss in losses),
+        "surely_above_2_percent": sum(loss.surely_above(_NOTABLE) for loss in losses),
         "best_by": dict(sorted(wins.items(), key=lambda item: -item[1])),
     }
 
@@ -138,6 +139,8 @@ def rendered(found: Comparison, points: bool) -> Iterator[Any]:
         if one.summaries:
             title = f"Time of each over {one.chooser}'s (above 1: {one.chooser} is faster)"
             yield summary_table(title, one.summaries)
+            if facet_names(one.summaries, by_length=True):
+                yield length_table("The same by sequence length", one.summaries)
             yield regret_table(one.losses, one.chooser)
     if len(found.within) > 1:
         yield f"\n{len(found.points)} points in common"
@@ -159,31 +162,70 @@ def rendered(found: Comparison, points: bool) -> Iterator[Any]:
 
 def summary_table(title: str, summaries: Sequence[Summary]) -> RichTable:
     """Geometric means of ratios, in all and by facet."""
-    facets = sorted({name for one in summaries for name in one.facets})
     shown = RichTable(title=title, title_justify="left", header_style="bold")
     shown.add_column("implementation")
     for name in ("points", "mean", "worst", "best", "faster at"):
         shown.add_column(name, justify="right")
-    for name in facets:
+    return _with_facets(shown, summaries, lambda one: [
+        str(one.points), f"{one.mean:.2f}×", f"{one.worst.ratio:.2f}", f"{one.best.ratio:.2f}",
+        str(one.wins),
+    ], by_length=False)  # fmt: skip
+
+
+def length_table(title: str, summaries: Sequence[Summary]) -> RichTable:
+    """Geometric means of ratios by sequence length."""
+    shown = RichTable(title=title, title_justify="left", header_style="bold")
+    shown.add_column("implementation")
+    return _with_facets(shown, summaries, lambda one: [], by_length=True)
+
+
+def _with_facets(
+    shown: RichTable,
+    summaries: Sequence[Summary],
+    first: Callable[[Summary], list[str]],
+    *,
+    by_length: bool,
+) -> RichTable:
+    names = facet_names(summaries, by_length=by_length)
+    for name in names:
         shown.add_column(facet_title(name), justify="right")
     for one in summaries:
-        means = [f"{one.facets[name]:.2f}" if name in one.facets else "" for name in facets]
-        ends = (f"{one.worst.ratio:.2f}", f"{one.best.ratio:.2f}", f"{one.wins}")
-        name = one.base.partition("@")[0]
-        shown.add_row(name, str(one.points), f"{one.mean:.2f}×", *ends, *means)
+        shown.add_row(one.base.partition("@")[0], *first(one), *facet_cells(one, names))
     return shown
+
+
+def facet_names(summaries: Sequence[Summary], *, by_length: bool) -> list[str]:
+    """The facets of some summaries: the sequence lengths, in order, or all others."""
+    names = {name for one in summaries for name in one.facets}
+    if by_length:
+        return sorted((n for n in names if n.startswith("seq ")), key=lambda n: int(n[4:]))
+    return sorted(n for n in names if not n.startswith("seq "))
+
+
+def facet_cells(one: Summary, names: Sequence[str]) -> list[str]:
+    """The means of a summary by these facets; empty where it has none."""
+    return [f"{one.facets[name]:.2f}" if name in one.facets else "" for name in names]
 
 
 def facet_title(facet: str) -> str:
     """The head of the column of a facet: its value, where that says enough."""
-    return facet if facet.startswith("dim") else facet.partition(" ")[2]
+    return facet if facet.startswith(("dim", "seq")) else facet.partition(" ")[2]
 
 
 def regret_table(losses: dict[str, list[Loss]], chooser: str) -> RichTable:
     """What the chooser loses to the best of each group."""
     title = f"What {chooser} loses to the best of a group"
     shown = RichTable(title=title, title_justify="left", header_style="bold")
-    for name in ("group", "points", "mean", "worst", "above 2%", "worst at", "best how often"):
+    for name in (
+        "group",
+        "points",
+        "mean",
+        "worst",
+        "above 2%",
+        "surely",
+        "worst at",
+        "best how often",
+    ):
         shown.add_column(name, justify="right" if name in ("points", "mean", "worst") else "left")
     for group, found in losses.items():
         told = regret_map(found)
@@ -192,7 +234,7 @@ def regret_table(losses: dict[str, list[Loss]], chooser: str) -> RichTable:
             at = f"{told['worst_point']} (to {told['worst_to']})" if told["worst"] > 0 else "-"
             shown.add_row(
                 group, str(told["points"]), f"{told['mean']:.1%}", f"{told['worst']:.1%}",
-                str(told["above_2_percent"]), at, often,
+                str(told["above_2_percent"]), str(told["surely_above_2_percent"]), at, often,
             )  # fmt: skip
     return shown
 

@@ -116,7 +116,8 @@ class TorchPeer:
             self.call()
             self._wait()
             return {"peak_mb": self._torch.cuda.max_memory_allocated() / MIB}
-        held = sum(a.numel() * a.element_size() for a in (*self._arrays, self._weights)) / MIB
+        inputs = (*self._arrays, self._weights) if self._training else self._arrays
+        held = sum(a.numel() * a.element_size() for a in inputs) / MIB
         with resident_growth() as grown:
             self.call()
         note = "inputs, and what a call adds to resident memory"

@@ -90,6 +90,24 @@ def test_a_failed_row_is_no_time():
     assert (loss.best, loss.regret) == ("blockwise", 1.0)
 
 
+def test_one_candidate_under_two_names_loses_nothing_to_itself():
+    rows = [sampled("default", [2.0] * 7), sampled("blockwise", [1.9] * 7)]
+    for chosen, lost in (("blockwise(block_q=64)", 0.0), ("xla", pytest.approx(2.0 / 1.9 - 1))):
+        for row, text in zip(rows, (chosen, "blockwise(block_q=64)"), strict=True):
+            row["chosen"] = text
+        (loss,) = compare.regret(compare.table(BenchFile({}, {}, rows)), "ours")
+        assert loss.regret == lost
+        assert loss.surely_above(0.02) == (chosen == "xla")
+
+
+def test_a_loss_within_the_noise_is_not_a_sure_one():
+    noise = [0.8, 1.3, 0.9, 1.2, 1.1, 0.7, 1.4]
+    rows = [sampled("default", [1.1 * n for n in noise]), sampled("xla", noise[::-1])]
+    (loss,) = compare.regret(compare.table(BenchFile({}, {}, rows)), "ours")
+    assert loss.regret > 0.02
+    assert not loss.surely_above(0.02)
+
+
 def test_groups_are_ours_jax_and_torch():
     names = ("default", "blockwise", "pallas_mha", "jax_xla", "cudnn", "torch_flash")
     assert [compare.group_of(n) for n in names] == ["ours"] * 3 + ["jax"] * 2 + ["torch"]
