@@ -174,10 +174,11 @@ def _lines(
             "hovertemplate": f"<b>{name}</b> at %{{x}}: %{{customdata[0]}} {unit}"
                              "<br>%{customdata[1]}<extra></extra>",
         })  # fmt: skip
+    ticks = _sparse(sorted(lengths))
     title = "milliseconds of a call" if unit == "ms" else "memory of a call, MiB"
     layout = {
         "xaxis": {"title": {"text": "sequence length"}, "type": "log", "tickmode": "array",
-                  "tickvals": _sparse(sorted(lengths)), "ticktext": [str(v) for v in _sparse(sorted(lengths))]},
+                  "tickvals": ticks, "ticktext": [str(v) for v in ticks]},
         "yaxis": {"title": {"text": title}, "type": "log", "dtick": 1},
         "height": 430,
     }  # fmt: skip
@@ -312,7 +313,8 @@ def wall_time(found: Findings, colour: Colours) -> Figure:
         for name in names
     ]  # fmt: skip
     layout = {
-        "barmode": "stack", "height": 130 + 36 * len(kinds), "xaxis": {"title": {"text": "seconds"}},
+        "barmode": "stack", "height": 130 + 36 * len(kinds),
+        "xaxis": {"title": {"text": "seconds"}},
         "yaxis": {"automargin": True, "ticks": ""},
     }  # fmt: skip
     return {"data": traces, "layout": layout}

@@ -188,7 +188,8 @@ def _table(
         for row in rows
     )
     about = f'<p class="caption">{_text(caption)}</p>' if caption else ""
-    return f'{about}<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    inside = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
+    return f'{about}<div class="scroll"><table>{inside}</table></div>'
 
 
 def _tuned_table(found: Findings) -> str:
@@ -245,14 +246,16 @@ def _losses(one: Within) -> str:
     rows = [
         [
             _text(group), str(m["points"]), f"{m['mean']:.1%}", f"{m['worst']:.1%}",
-            str(m["above_2_percent"]), str(m["surely_above_2_percent"]), _text(m["worst_point"]) if m["worst"] > 0 else "–",
+            str(m["above_2_percent"]), str(m["surely_above_2_percent"]),
+            _text(m["worst_point"]) if m["worst"] > 0 else "–",
             _text(", ".join(f"{name} {count}" for name, count in m["best_by"].items())),
         ]
         for group, m in told.items()
         if m
     ]  # fmt: skip
     heads = [("best of", False), ("points", True), ("mean", True), ("worst", True),
-             ("above 2%", True), ("surely", True), ("worst at", False), ("best how often", False)]  # fmt: skip
+             ("above 2%", True), ("surely", True), ("worst at", False),
+             ("best how often", False)]  # fmt: skip
     caption = f"What {one.chooser} loses to the best implementation of each point"
     return _table(heads, rows, caption) if rows else ""
 

@@ -7,6 +7,7 @@ goes to a file as it is known, so that what a crash leaves is not lost.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -151,7 +152,7 @@ class Point:
         inputs = self.inputs or self.op.make_inputs(self.problem, 0, "normal")
         function = measure.program(self.op, self.problem, candidate, inputs)
         args = measure.arguments(self.problem, inputs)
-        name_them = lambda found: measure.named_outputs(self.op, self.problem, inputs, found)  # noqa: E731
+        name_them = functools.partial(measure.named_outputs, self.op, self.problem, inputs)
         return JaxRunner(function, args, name_them), about
 
     def errors(self, outputs: Mapping[str, np.ndarray]) -> Row:

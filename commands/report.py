@@ -57,25 +57,26 @@ def _print_summary(told: dict[str, Any]) -> None:
 
     shown = Table(show_header=False, box=None, pad_edge=False)
     mean, best = told["mean_gain"], told["best_gain"]
+    kinds = ", ".join(f"{kind} {count}" for kind, count in told["failures_by_kind"].items())
     lines: list[tuple[str, str]] = [
         ("devices", ", ".join(told["devices"]) or "-"),
         ("problems tuned", str(told["problems_tuned"])),
         ("mean gain over the heuristic", "-" if mean is None else f"{mean:.2f}×"),
         ("largest gain", "-" if best is None else f"{best:.2f}×"),
-        ("surely faster", f"{told['surely_faster']}, the heuristic is best at {told['heuristic_is_best']}"),
+        ("surely faster", f"{told['surely_faster']}"),
+        ("the heuristic is best", f"{told['heuristic_is_best']}"),
         ("trials", f"{told['trials']}, {told['trials_failed']} failed"),
-        ("failures by kind", ", ".join(f"{k} {n}" for k, n in told["failures_by_kind"].items()) or "none"),
-        ("seconds", ", ".join(f"{k} {n:.0f}" for k, n in told["seconds"].items())),
-        ("stale, quarantined, damaged", f"{told['stale']}, {told['quarantined']}, {told['damaged']}"),
-    ]  # fmt: skip
+        ("failures by kind", kinds or "none"),
+        ("seconds", ", ".join(f"{name} {spent:.0f}" for name, spent in told["seconds"].items())),
+        *((name, str(told[name])) for name in ("stale", "quarantined", "damaged")),
+    ]
     for file in told["files"]:
-        lines.append(
-            (file["name"], f"{file['device']}; {file['rows']} rows, {file['errors']} errors")
-        )
+        about = f"{file['device']}; {file['rows']} rows, {file['errors']} errors"
+        lines.append((file["name"], about))
         for group, lost in file["regret"].items():
             if lost:
-                text = f"{file['held_against']} loses {lost['mean']:.1%} to it on average, {lost['worst']:.1%} at worst"
-                lines.append((f"  best of {group}", text))
+                text = f"{lost['mean']:.1%} on average, {lost['worst']:.1%} at worst"
+                lines.append((f"  {file['held_against']} loses to the best of {group}", text))
     for name, value in lines:
         shown.add_row(name, value)
     wide_console().print(shown, highlight=False)

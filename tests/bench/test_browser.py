@@ -38,8 +38,11 @@ def address(tmp_path_factory):
     return path.as_uri()
 
 
-@pytest.fixture(scope="module", params=[(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")],
-                ids=lambda p: f"{p[0]}-{p[1]}")  # fmt: skip
+@pytest.fixture(
+    scope="module",
+    params=[(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")],
+    ids=lambda p: f"{p[0]}-{p[1]}",
+)
 def opened(browser, address, request):
     """The report, opened; its console errors and the requests that left the file."""
     width, scheme = request.param

@@ -1,5 +1,6 @@
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -210,6 +211,22 @@ def test_a_worker_that_hangs_is_killed_with_what_it_started(crooked, tmp_path):
         time.sleep(0.1)
     else:
         pytest.fail("the grandchild is still running")
+
+
+EATER = """
+from shapetune.bench import isolate
+isolate.limit_memory(2.0)
+kept = bytearray(2**29)
+try:
+    more = bytearray(4 * 2**30)
+except MemoryError:
+    print("refused")
+"""
+
+
+def test_a_worker_gets_no_more_memory_than_it_may_take():
+    done = subprocess.run([sys.executable, "-c", EATER], capture_output=True, text=True)
+    assert done.stdout.strip() == "refused", done.stderr
 
 
 def test_unknown_names_are_refused_before_anything_runs():
