@@ -83,6 +83,7 @@ def run(plan: Plan, output: Path, settings: Settings, watcher: Watcher) -> tuple
         BenchFileError: The file is there but is not one of ours.
         ShapetuneError: It is of another device, or of another grid without ``append``.
     """
+    watcher.doing("looking at the device")
     file = _opened(plan, output, settings)
     have = {identity(row) for row in file.results}
     missing = [row for row in plan.rows if identity(row) not in have]
