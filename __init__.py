@@ -56,6 +56,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("kernels", "autotune"):
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_HOME[name], __name__), name)

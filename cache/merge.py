@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from .envelope import read_head
 from .errors import CacheError
 from .key import Device
 from .places import Place, check_place, local
@@ -77,20 +76,19 @@ def merge(
     if missing:
         raise CacheError(f"there is no cache at {', '.join(map(str, missing))}; nothing was merged")
     coming = load_folders(sources, lambda name: True)
-    by_folder: dict[str, dict[str, bytes]] = {}
-    for identity, payload in coming.items():
-        device = Device.from_key(key := read_head(payload).device_key)
-        if device is not None and keep(key):
-            by_folder.setdefault(device.folder, {})[identity] = payload
     added, present, written = 0, 0, 0
-    for name, payloads in sorted(by_folder.items()):
+    for key, payloads in sorted(coming.by_device_key().items()):
+        device = Device.from_key(key)
+        if device is None or not keep(key):
+            continue
         here = RecordSet()
-        read_folder(target / name, here)
-        new = [payload for identity, payload in payloads.items() if identity not in here.ids]
+        read_folder(target / device.folder, here)
+        known = here.ids
+        new = [payload for identity, payload in payloads.items() if identity not in known]
         added += len(new)
         present += len(payloads) - len(new)
-        written += len(write_segments(target / name, new))
-        tell(name)
+        written += len(write_segments(target / device.folder, new))
+        tell(device.folder)
     return Change(added, present, written, 0, tuple(coming.damage))
 
 
@@ -180,11 +178,11 @@ def repair(place: Place) -> list[Path]:
     check_place(place)
     for folder in device_folders(local(place)):
         found = RecordSet()
-        whole = set(read_folder(folder, found))
-        hurt = sorted({damage.path for damage in found.damage} - whole)
-        hurt = [path for path in hurt if path.parent == folder]
-        if hurt and found.payloads:
-            write_segments(folder, found.payloads)
+        read_folder(folder, found)
+        found.decode_all()
+        hurt = sorted({one.path for one in found.damage if one.path.parent == folder})
+        if hurt and found.sound_payloads:
+            write_segments(folder, found.sound_payloads)
         for path in hurt:
             aside = folder / ASIDE / path.name
             try:

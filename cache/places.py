@@ -105,7 +105,10 @@ def user_place() -> Path | None:
     """The user's own cache folder, or None where there is no home to hold it."""
     import platformdirs  # only where it is needed: the import of shapetune stays light
 
-    path = Path(platformdirs.user_cache_dir("shapetune"))
+    try:
+        path = Path(platformdirs.user_cache_dir("shapetune"))
+    except RuntimeError:  # a user without a home
+        return None
     return path if path.is_absolute() else None
 
 

@@ -46,6 +46,8 @@ class RecordSet:
         self._exact: dict[tuple[str, str, str], list[str]] = {}
         self._family: dict[tuple[str, str, str], list[str]] = {}
         self._devices: set[str] = set()
+        self._device_of: dict[str, str] = {}
+        self._sources: dict[str, Path] = {}
         self._decoded: dict[str, Any] = {}
         for payload in payloads:
             self.add(payload, Path("memory"))
@@ -64,6 +66,8 @@ class RecordSet:
             self.damage.append(Damage(source, str(error)))
             return
         self._payloads[identity] = payload
+        self._sources[identity] = source
+        self._device_of[identity] = head.device_key
         if head.schema > SCHEMA or head.kind not in _READERS:
             return
         self._kinds.setdefault(head.kind, []).append(identity)
@@ -77,8 +81,9 @@ class RecordSet:
 
     def __or__(self, other: RecordSet) -> RecordSet:
         union = RecordSet((), [*self.damage, *other.damage])
-        for payload in (*self._payloads.values(), *other._payloads.values()):
-            union.add(payload, Path("memory"))
+        for one in (self, other):
+            for identity, payload in one._payloads.items():
+                union.add(payload, one._sources[identity], identity)
         return union
 
     @property
@@ -97,14 +102,22 @@ class RecordSet:
         """The bytes of all records."""
         return list(self._payloads.values())
 
-    def items(self) -> Iterator[tuple[str, bytes]]:
-        """The id and the bytes of all records."""
-        return iter(self._payloads.items())
+    def by_device_key(self) -> dict[str, dict[str, bytes]]:
+        """The bytes of all records by id, apart by ``Device.key``, those unread too."""
+        apart: dict[str, dict[str, bytes]] = {}
+        for identity, payload in self._payloads.items():
+            apart.setdefault(self._device_of[identity], {})[identity] = payload
+        return apart
 
     def decode_all(self) -> None:
         """Looks into every record that can be read, and lists those that are damaged."""
         for kind in list(self._kinds):
             self.of_kind(kind)
+
+    @property
+    def sound_payloads(self) -> list[bytes]:
+        """The bytes of all records but those that were looked into and are damaged."""
+        return [p for i, p in self._payloads.items() if self._decoded.get(i, p) is not None]
 
     def where(self, wanted: Callable[[Head], bool]) -> RecordSet:
         """The records whose head is wanted."""
@@ -168,5 +181,5 @@ class RecordSet:
                 self._decoded[identity] = one
             except RecordError as error:
                 self._decoded[identity] = None
-                self.damage.append(Damage(Path("memory"), f"record {identity}: {error}"))
+                self.damage.append(Damage(self._sources[identity], f"record {identity}: {error}"))
         return self._decoded[identity]

@@ -19,7 +19,14 @@ from .key import Device
 from .merge import device_folders
 from .places import Place, Remote, check_place
 from .record_set import Damage, RecordSet
-from .segment import MAX_SEGMENT_BYTES, SUFFIX, is_segment_name, segment_name, write_file
+from .segment import (
+    MAX_SEGMENT_BYTES,
+    SUFFIX,
+    is_segment_name,
+    segment_name,
+    write_file,
+    write_segments,
+)
 from .store import read_bytes, segments_of
 
 #: Drivers that are not part of fsspec, with the extra of this package that brings them.
@@ -219,20 +226,14 @@ def pull(
 
 def _pull_file(store: Store, place: Path, folder: str | None, done: Transfer) -> None:
     """Takes a single file apart into the device folders that its records belong to."""
-    from .envelope import read_head
-    from .segment import write_segments
-
     data = store.read("")
     found = RecordSet()
     read_bytes(data, Path(store.remote.name), found)
     done.refused += found.damage
-    by_folder: dict[str, list[bytes]] = {}
-    for payload in found.payloads:
-        device = Device.from_key(read_head(payload).device_key)
+    for key, payloads in found.by_device_key().items():
+        device = Device.from_key(key)
         if device is not None and folder in (None, device.folder):
-            by_folder.setdefault(device.folder, []).append(payload)
-    for name, payloads in by_folder.items():
-        done.copied += len(write_segments(place / name, payloads))
+            done.copied += len(write_segments(place / device.folder, payloads.values()))
     done.bytes += len(data)
 
 

@@ -41,7 +41,10 @@ _NAME = re.compile(r"[0-9a-f]{32}" + re.escape(SUFFIX))
 
 def pack_segment(payloads: Iterable[bytes]) -> bytes:
     """The bytes of a segment that holds these records, sorted, without duplicates."""
-    unique = sorted(set(payloads))
+    return _pack(sorted(set(payloads)))
+
+
+def _pack(unique: list[bytes]) -> bytes:
     parts = [MAGIC, _COUNT.pack(len(unique))]
     for payload in unique:
         parts.append(_HEAD.pack(_MARK, len(payload), _digest(payload)))
@@ -115,7 +118,10 @@ def write_segment(folder: Path, payloads: Iterable[bytes]) -> Path:
     Raises:
         CacheError: The folder cannot be made or written.
     """
-    data = pack_segment(payloads)
+    return _put(folder, pack_segment(payloads))
+
+
+def _put(folder: Path, data: bytes) -> Path:
     path = folder / segment_name(data)
     write_file(path, data)
     return path
@@ -131,7 +137,7 @@ def write_segments(folder: Path, payloads: Iterable[bytes]) -> list[Path]:
             batches.append([])
             room = FULL_SEGMENT_BYTES - len(payload)
         batches[-1].append(payload)
-    return [write_segment(folder, batch) for batch in batches]
+    return [_put(folder, _pack(batch)) for batch in batches]
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -347,7 +347,7 @@ def _write_pins(
 ) -> None:
     from ..cache import pin as pins
     from ..cache import store
-    from ..kernels import current_device
+    from ..kernels import current_device, default
 
     target, device = place or write_place(), current_device()
     check_writable(target, device)
@@ -370,6 +370,7 @@ def _write_pins(
         )
     if made:
         store.publish(target, made)
+        default.reload()
     word = "pinned" if active else "unpinned"
     values = [{"problem": p.problem.to_map(), word: p.candidate.key} for p in made]
     lines = [f"{word}: {p.problem.label}: {p.candidate.key}" for p in made]

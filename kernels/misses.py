@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from ..cache import miss
 from ..cache.errors import CacheError, ShapetuneError
 from ..cache.key import Device, Problem
@@ -37,7 +39,7 @@ MAX_PROBLEMS = 4096
 #: Sets of counts that are written at exit: one for each cache that was in force.
 _MAX_KEPT = 64
 #: What jax calls the values of a function that is being differentiated.
-_DIFFERENTIATED = ("JVPTracer", "LinearizeTracer")
+_DIFFERENTIATED = frozenset(("JVPTracer", "LinearizeTracer"))
 #: Milliseconds for a floating-point operation, where nothing similar is measured.
 _GUESSED_MS_PER_FLOP = 1e-9
 #: Gain of a tuned candidate over the heuristic, where nothing similar is tuned.
@@ -134,9 +136,15 @@ def counted(
     if plain is None and training is None:
         return function
 
+    concrete = type(jax.numpy.zeros(()))
+
     def call(*arrays: Any) -> Any:
-        differentiated = any(a.__class__.__name__ in _DIFFERENTIATED for a in arrays[:3])
-        count = training if differentiated else plain
+        query, key, value = arrays[0].__class__, arrays[1].__class__, arrays[2].__class__
+        if query is concrete and key is concrete and value is concrete:
+            count = plain
+        else:
+            names = (query.__name__, key.__name__, value.__name__)
+            count = plain if _DIFFERENTIATED.isdisjoint(names) else training
         if count is not None:
             count.calls += 1
         return function(*arrays)

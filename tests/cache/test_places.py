@@ -78,5 +78,5 @@ def test_without_a_home_nothing_is_made_up(monkeypatch):
     monkeypatch.delenv("SHAPETUNE_CACHE")
     monkeypatch.setattr(places, "user_place", lambda: None)
     assert read_path() == [] or all(path.is_absolute() for path in read_path())
-    with pytest.raises(CacheError, match="no home folder.*SHAPETUNE_CACHE"):
+    with pytest.raises(CacheError, match=r"no home folder.*SHAPETUNE_CACHE"):
         write_place()

@@ -160,7 +160,7 @@ def test_a_mirror_follows_a_compaction(tmp_path, monkeypatch):
         assert len(load([as_place(url)])) == 5
         merge.compact(mine)
         assert load([as_place(url)]).ids == load([mine]).ids
-    segments = [p for p in (tmp_path / "mirrors").rglob("*.msgpack")]
+    segments = list((tmp_path / "mirrors").rglob("*.msgpack"))
     assert len(segments) == 1
 
 
