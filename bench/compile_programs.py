@@ -27,7 +27,7 @@ from ..kernels.op import Inputs, Op
 #: Makes the compiler fail where a register is spilled, and name the kernel.
 NO_SPILLS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
 #: Mask and score functions of flexible attention, by the word that a problem has for them.
-FLEX = {
+FLEX: dict[str, tuple[Any, Callable[[Problem, Any], Any]]] = {
     "flex[causal]": (None, lambda problem, ids: flex.causal),
     "flex[window]": (None, lambda problem, ids: flex.local_window(256, 0)),
     "flex[prefix]": (None, lambda problem, ids: flex.prefix(300)),

@@ -83,7 +83,7 @@ class Sizes:
             *grid(
                 "linear_attention", seq=self.recurrence_seq, dim=self.recurrence_dim,
                 dtype=sorted({"float32", self.dtype}), batch=[self.batch], heads=[self.heads],
-                window=[WINDOW], mode=["fwd", "fwd_bwd"],
+                window=WINDOW, mode=["fwd", "fwd_bwd"],
             )
         ]  # fmt: skip
 

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from ...cache.key import Device, Problem
-from ..op import Config, Implementation, Space
+from ..op import Config, Implementation
 from ..pallas import triton
 from . import pallas_kernels as kernels
+from . import pallas_space
 from .features import rows_before_any_key, rows_before_any_key_gradient
 from .pallas_kernels import Kernel
-from .problem import window_of
 
 Array = jax.Array
 Arrays = dict[str, Array]
@@ -292,66 +292,6 @@ def _key_value_gradients(call: Call, inputs: Arrays, grads: dict[str, Any]) -> A
 _pallas.defvjp(_pallas_fwd, _pallas_bwd)
 
 
-def _space(problem: Problem, device: Device) -> Space:
-    seen = max(problem.seq - window_of(problem) - 1, 1)
-    widest = triton.padded(problem.value_dim)
-    precisions = ("float32", "tf32") if problem.dtype == "float32" else ("tf32", "float32")
-    return Space(
-        {
-            "chunk": (16, 32, 64, 128),
-            "value_tile": (16, 32, 64, 128),
-            "variant": ("parallel", "fused"),
-            "num_warps": (2, 4, 8),
-            "num_stages": (1, 2, 3),
-            "precision": precisions,
-        },
-        where=(
-            lambda c: int(c["chunk"]) < max(2 * seen, 32),
-            lambda c: int(c["value_tile"]) <= widest,
-        ),
-    )
-
-
-#: By the wider of the two head sizes: chunk, value tile and warps that leave the
-#: kernels within 99 KiB of shared memory, and their states small.
-_DEFAULTS = {
-    ("float32", "fwd"): {32: (64, 32, 4), 64: (64, 64, 4), 128: (16, 32, 4)},
-    ("float32", "fwd_bwd"): {32: (64, 32, 4), 64: (32, 64, 4), 128: (16, 32, 4)},
-    ("tf32", "fwd"): {32: (64, 32, 4), 64: (128, 32, 8), 128: (64, 32, 8)},
-    ("tf32", "fwd_bwd"): {32: (64, 32, 4), 64: (64, 64, 4), 128: (64, 32, 8)},
-}
-_WIDEST = (16, 16, 4)
-
-
-def default_config(problem: Problem, device: Device) -> Config:
-    """Tiles that fit any supported GPU; float32 products where the arrays are float32."""
-    precision = "float32" if problem.dtype == "float32" else "tf32"
-    widest = max(32, triton.padded(problem.dim), triton.padded(problem.value_dim))
-    chunk, tile, warps = _DEFAULTS[precision, problem.mode].get(widest, _WIDEST)
-    config: dict[str, int | str] = {
-        "chunk": chunk,
-        "value_tile": min(tile, triton.padded(problem.value_dim)),
-        "variant": "parallel",
-        "num_warps": warps,
-        "num_stages": 1,
-        "precision": precision,
-    }
-    space = _space(problem, device)
-    while space.refusal(config) and chunk > 16:
-        chunk //= 2
-        config["chunk"] = chunk
-    return config
-
-
-def supports(problem: Problem, device: Device) -> str | None:
-    """Heads of up to 256, on an NVIDIA GPU or interpreted on a CPU."""
-    if device.platform not in ("cuda", "cpu"):
-        return f"it needs an NVIDIA GPU, not {device.platform}"
-    if max(problem.dim, problem.value_dim) > 256:
-        return f"heads of up to 256 fit, not {max(problem.dim, problem.value_dim)}"
-    return None
-
-
 def automatic(problem: Problem, device: Device) -> bool:
     """On a CPU the kernels are interpreted, which only a test wants."""
     return device.platform == "cuda"
@@ -360,9 +300,9 @@ def automatic(problem: Problem, device: Device) -> bool:
 IMPLEMENTATION = Implementation(
     name="pallas",
     function=pallas,
-    space=_space,
-    supports=supports,
-    default_config=default_config,
+    space=pallas_space.space,
+    supports=pallas_space.supports,
+    default_config=pallas_space.default_config,
     own_gradient=True,
     automatic=automatic,
 )

@@ -56,8 +56,8 @@ IMPLEMENTATION = Implementation(
     name="pallas_scanbwd",
     function=pallas_scanbwd,
     space=pallas.IMPLEMENTATION.space,
-    supports=pallas.supports,
-    default_config=pallas.default_config,
+    supports=pallas.IMPLEMENTATION.supports,
+    default_config=pallas.IMPLEMENTATION.default_config,
     own_gradient=True,
     automatic=lambda problem, device: False,
 )
