@@ -179,13 +179,21 @@ def _supports(problem: Problem, device: Device) -> str | None:
     return spaces.supports(problem, device)
 
 
+def _default_config(problem: Problem, device: Device) -> Config:
+    """That of `pallas_mha`; where lists of blocks take registers too, on more warps."""
+    config = dict(spaces.default_config(problem, device))
+    narrow = max(problem.dim, problem.value_dim) <= 64
+    listed = problem.window is not None or (problem.causal and problem.dtype == "float32")
+    return config | {"num_warps": 8} if narrow and listed else config
+
+
 IMPLEMENTATION = Implementation(
     name="pallas_flex",
     function=pallas_flex,
     version=1,
     space=spaces.space,
     supports=_supports,
-    default_config=spaces.default_config,
+    default_config=_default_config,
     own_gradient=True,
     automatic=lambda problem, device: device.platform == "cuda",
 )
