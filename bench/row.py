@@ -23,6 +23,7 @@ from ..cache.key import Problem
 from ..kernels import current_device, default, get_op, rattention
 from ..kernels.op import Expected, Inputs, Op
 from . import isolate, peers, suites
+from .compile_programs import linear_shapes
 from .schema import Row, suite_of
 from .torch_peer import TorchPeer
 
@@ -149,11 +150,18 @@ class Point:
             about = {"chosen": decision.candidate.key, "tier": decision.tier}
         if self.suite == "layer":
             return _layer(row), about
-        inputs = self.inputs or self.op.make_inputs(self.problem, 0, "normal")
+        inputs = self.inputs or self._memory_inputs()
         function = measure.program(self.op, self.problem, candidate, inputs)
         args = measure.arguments(self.problem, inputs)
         name_them = functools.partial(measure.named_outputs, self.op, self.problem, inputs)
         return JaxRunner(function, args, name_them), about
+
+    def _memory_inputs(self) -> Inputs:
+        """Of suite ``peak``: a CPU only compiles, which needs the shapes alone."""
+        if self.device.platform == "cpu":
+            return linear_shapes(self.problem)
+        made = self.op.make_inputs(self.problem, 0, "normal")
+        return dataclasses.replace(made, weights=()) if self.problem.mode == "fwd" else made
 
     def errors(self, outputs: Mapping[str, np.ndarray]) -> Row:
         """How far outputs are from the right ones; raises where they are not finite."""

@@ -33,7 +33,8 @@ class Settings:
         append: Add rows of another grid or tag to a file that is there.
         interleave: Sample the implementations of a point in turns, in one process;
             else each row has a process of its own.
-        tune: Tune each point first, so that `default` is the tuned choice.
+        tune: Tune each point first, so that `default` is the tuned choice; not for
+            suite ``peak``, whose lengths would take hours.
         trials: Candidates per problem, if tuned.
         budget: Seconds of search per problem, if tuned.
         seconds: About how long to sample a row; a point, if interleaved.
@@ -94,9 +95,11 @@ def run(plan: Plan, output: Path, settings: Settings, watcher: Watcher) -> tuple
     for point in todo.points():
         if settings.stop_after and time.monotonic() - started > settings.stop_after:
             break
-        if settings.tune and any(row["impl"] == "default" for row in point):
+        measures_memory = suite_of(point[0]) == "peak"
+        chooses = any(row["impl"] == "default" for row in point)
+        if settings.tune and chooses and not measures_memory:
             _tune(point, plan.config, settings, watcher)
-        together = settings.interleave and suite_of(point[0]) != "peak"
+        together = settings.interleave and not measures_memory
         for rows in [point] if together else [[row] for row in point]:
             watcher.doing(_label(rows, plan.config))
             found = _in_order(rows, _measure(rows, plan.config, settings))

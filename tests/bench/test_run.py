@@ -125,6 +125,15 @@ def test_tuning_comes_before_the_rows_of_default(measured, tmp_path):
     assert {module.rpartition(".")[2] for module, _ in measured} == {"row"}
 
 
+def test_memory_alone_is_neither_tuned_nor_measured_together(measured, tmp_path):
+    memory = suites.plan(
+        "linear_attention", ("peak",), impls=("default", "chunked"), grid={"seq": (64,)}
+    )
+    run.run(memory, tmp_path / "a.json", Settings(tune=True, interleave=True), Watcher())
+    assert {module.rpartition(".")[2] for module, _ in measured} == {"row"}
+    assert {len(request["rows"]) for _, request in measured} == {1}
+
+
 def test_a_worker_that_dies_costs_the_row_it_was_at(monkeypatch, tmp_path):
     asked = []
 
