@@ -1,13 +1,16 @@
 """The tuned recurrence against its untuned forms, in turns in one run.
 
-Run as ``python -m shapetune.bench.recurrence OUTPUT.json``: tunes what is not
-tuned yet, then times `default`, `chunked` with chunks of 128, and `scan`.
+Run as ``python -m shapetune.bench.recurrence OUTPUT.json [SECONDS]``: tunes what
+is not tuned yet, then times `default`, `chunked` with chunks of 128, and `scan`.
+A run goes on where the last one stopped; no problem begins after SECONDS.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,26 +59,32 @@ def row(problem: Problem) -> dict[str, Any]:
     return found
 
 
-def main(output: Path) -> None:
+def main(output: Path, seconds: float = math.inf) -> None:
     """Tunes, measures, and writes the rows with the machine that they are from."""
-    planned = problems()
+    rows = json.loads(output.read_text())["results"] if output.exists() else []
+    done = [one["problem"] for one in rows]
     effort = Effort(seconds=0.2, least=3, most=9)
     options = Options(trials=16, budget=8.0, pairs=9, rounds=5, effort=effort)
-    tune("linear_attention", planned, options=options)
-    rows = []
-    for problem in planned:
+    end = time.monotonic() + seconds
+    for problem in problems():
+        if problem.to_map() in done or time.monotonic() > end:
+            continue
+        tune("linear_attention", [problem], options=options)
         rows.append(row(problem))
         print(json.dumps(rows[-1]), flush=True)
+        output.write_text(json.dumps(_report(rows), indent=1) + "\n")
+
+
+def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rows with the machine and the geometric means of the ratios."""
     means = {
         name: float(np.exp(np.mean(np.log([r[name][0] for r in rows]))))
         for name in ("over_chunked_128", "over_scan")
     }
-    report = {**machine(), "rounds": _ROUNDS, "geometric_means": means, "results": rows}
-    output.write_text(json.dumps(report, indent=1) + "\n")
-    print(means)
+    return {**machine(), "rounds": _ROUNDS, "geometric_means": means, "results": rows}
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m shapetune.bench.recurrence OUTPUT.json")
-    main(Path(sys.argv[1]))
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: python -m shapetune.bench.recurrence OUTPUT.json [SECONDS]")
+    main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) == 3 else math.inf)
