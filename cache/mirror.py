@@ -59,12 +59,9 @@ def _refresh(place: Remote, mirror: Path, folder: str | None) -> None:
     done = remote.pull(place, mirror, folder)
     for damage in done.refused:
         log.warning("skipped %s of %s: %s", damage.path, place, damage.reason)
-    if place.name.endswith(SUFFIX):
-        return
     # What is gone there, because it was folded or taken back, goes here too.
-    there = set(remote.Store(place).names(folder))
     for path in mirror.glob(f"{folder or '*'}/*{SUFFIX}"):
-        if f"{path.parent.name}/{path.name}" not in there:
+        if f"{path.parent.name}/{path.name}" not in done.listed:
             path.unlink(missing_ok=True)
 
 

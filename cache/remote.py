@@ -48,12 +48,14 @@ class Transfer:
         present: Segments that were there already.
         bytes: Bytes that were copied.
         refused: Segments that did not arrive whole, or are none.
+        listed: What a remote place that was pulled from has, as ``FOLDER/NAME``.
     """
 
     copied: int = 0
     present: int = 0
     bytes: int = 0
     refused: list[Damage] = dataclasses.field(default_factory=list)
+    listed: set[str] = dataclasses.field(default_factory=set)
 
 
 Progress = Callable[[int, int, str], None]
@@ -200,6 +202,7 @@ def pull(
         _pull_file(store, place, folder, done)
         return done
     names = store.names(folder)
+    done.listed = set(names)
     for index, name in enumerate(names):
         progress(index, len(names), name)
         target = place / name
@@ -233,7 +236,9 @@ def _pull_file(store: Store, place: Path, folder: str | None, done: Transfer) ->
     for key, payloads in found.by_device_key().items():
         device = Device.from_key(key)
         if device is not None and folder in (None, device.folder):
-            done.copied += len(write_segments(place / device.folder, payloads.values()))
+            written = write_segments(place / device.folder, payloads.values())
+            done.listed |= {f"{device.folder}/{path.name}" for path in written}
+            done.copied += len(written)
     done.bytes += len(data)
 
 

@@ -164,6 +164,17 @@ def test_a_mirror_follows_a_compaction(tmp_path, monkeypatch):
     assert len(segments) == 1
 
 
+def test_a_mirror_of_a_single_file_follows_what_is_put_in_its_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHAPETUNE_MIRROR_AGE", "0")
+    pytest.importorskip("aiohttp")
+    (tmp_path / "web").mkdir()
+    with served(tmp_path / "web") as url:
+        for numbers in ((1, 2), (3,)):
+            mine = _filled(tmp_path / f"mine{numbers[0]}", numbers)
+            merge.export([mine], tmp_path / "web" / "all.msgpack")
+            assert load([as_place(f"{url}/all.msgpack")]).ids == load([mine]).ids
+
+
 def test_a_place_that_is_down_costs_a_warning_and_what_was_mirrored_counts(
     tmp_path, monkeypatch, caplog
 ):
