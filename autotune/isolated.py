@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..cache.errors import IsolationError, ProblemError
+from ..cache.errors import IsolationError, ProblemError, ShapetuneError
 from ..cache.fields import candidate_map
 from ..cache.key import Candidate, Device, Problem
 from ..cache.record import Trial, Verification, trial_row
@@ -39,6 +39,7 @@ _LOOK_S = 0.1
 _START_S = 180.0
 _TAIL = 400
 _STDERR_KEPT = 2**20
+_PHASES = ("compile", "verify", "screen", "time")
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     f"from {__package__}.worker import main; main(*map(int, sys.argv[2:]))"
@@ -64,6 +65,14 @@ class Limits:
     time_s: float = 180.0
     memory_mb: float | None = None
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.name == "memory_mb":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ShapetuneError(f"{field.name} must be a number above 0, got {value!r}")
+
     def of(self, phase: str) -> float:
         """Seconds for a phase."""
         found: dict[str, float] = {
@@ -80,13 +89,15 @@ class WorkerDied(Exception):
     Attributes:
         status: The trial status that stands for it.
         note: How, with the last lines that it wrote.
+        phase: What it was doing.
         own_doing: False if someone else may have killed it.
     """
 
-    def __init__(self, status: str, note: str, own_doing: bool = True) -> None:
+    def __init__(self, status: str, note: str, phase: str = "", own_doing: bool = True) -> None:
         super().__init__(note)
         self.status = status
         self.note = note
+        self.phase = phase
         self.own_doing = own_doing
 
 
@@ -268,13 +279,13 @@ class Worker:
                 f"in phase {phase} the worker held {held / 2**20:.0f} MiB, "
                 f"more than the {self._memory_bytes / 2**20:.0f} MiB that it may"
             )
-            raise self._killed("out_of_memory", note)
+            raise self._killed("out_of_memory", note, phase)
         if time.monotonic() > deadline:
-            raise self._killed("timed_out", f"phase {phase} took more than {seconds:g} s")
+            raise self._killed("timed_out", f"phase {phase} took more than {seconds:g} s", phase)
 
-    def _killed(self, status: str, note: str) -> WorkerDied:
+    def _killed(self, status: str, note: str, phase: str = "") -> WorkerDied:
         self.kill()
-        return WorkerDied(status, self._with_output(note))
+        return WorkerDied(status, self._with_output(note), phase)
 
     def _died(self, phase: str = "") -> WorkerDied:
         assert self._process is not None
@@ -288,8 +299,9 @@ class Worker:
             # Nothing that a kernel does by mistake sends these to itself.
             outside = -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
             note = f"the worker was killed by {name}{where}"
-            return WorkerDied("crashed", self._with_output(note), own_doing=not outside)
-        return WorkerDied("crashed", self._with_output(f"the worker exited with {code}{where}"))
+            return WorkerDied("crashed", self._with_output(note), phase, not outside)
+        note = f"the worker exited with {code}{where}"
+        return WorkerDied("crashed", self._with_output(note), phase)
 
     def _with_output(self, note: str) -> str:
         """A note with the last lines of the worker's standard error."""
@@ -405,17 +417,21 @@ class IsolatedBench:
             return wire.outcome_from_wire(self._worker.ask(word, *values))
         except wire.WireError as error:
             self._worker.kill()
-            status, note = "crashed", f"the worker answered {error}"
-        except WorkerDied as died:
-            status, note = died.status, died.note
-            if not died.own_doing:
-                self.unsure.add(candidate)
+            died = WorkerDied("crashed", f"the worker answered {error}")
+        except WorkerDied as error:
+            died = error
+        if not died.own_doing:
+            self.unsure.add(candidate)
         one = self.op.implementations.get(candidate.implementation)
-        seconds = time.perf_counter() - started
-        version = one.version if one else 0
-        return Trial(candidate, status, note=note[:900], time_s=seconds, version=version)
+        spent = f"{died.phase if died.phase in _PHASES else 'time'}_s"
+        trial = Trial(
+            candidate, died.status, note=died.note[:900], version=one.version if one else 0
+        )
+        return dataclasses.replace(trial, **{spent: time.perf_counter() - started})
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int = 0) -> np.ndarray:
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int = 0, anew: bool = False
+    ) -> np.ndarray:
         """As ``trial.Bench.race``.
 
         Raises:
@@ -424,7 +440,7 @@ class IsolatedBench:
         self._ready()
         given = [candidate_map(candidate) for candidate in candidates]
         try:
-            answer = self._worker.ask("race", given, rounds, seed)
+            answer = self._worker.ask("race", given, rounds, seed, anew)
         except WorkerDied as died:
             raise TrialError(died.status, died.note) from died
         if answer[0] == "failed":

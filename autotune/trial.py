@@ -45,8 +45,13 @@ class Tester(Protocol):
         """Checks a candidate on the harder inputs; the trial that it turned out to be
         if it fails."""
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int = 0) -> np.ndarray:
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int = 0, anew: bool = False
+    ) -> np.ndarray:
         """Samples in turns, ms per call, [rounds, candidates].
+
+        With ``anew`` each is compiled again, so that what one program owes to
+        where it lies in memory does not last.
 
         Raises:
             TrialError: One of them failed.
@@ -285,18 +290,23 @@ class Bench:
         worst = max(checks, key=lambda one: one.rel_err / one.tolerance)
         return Verification(worst.rel_err, worst.tolerance, kinds)
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int = 0) -> np.ndarray:
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int = 0, anew: bool = False
+    ) -> np.ndarray:
         """Samples of several candidates in turns, ms per call, [rounds, candidates].
+
+        With ``anew`` each is compiled again.
 
         Raises:
             TrialError: One of them failed.
         """
         self._entered("race")
         try:
-            args = measure.arguments(self.problem, self._reference(_TIMED).inputs)
+            inputs = self._reference(_TIMED).inputs
+            args = measure.arguments(self.problem, inputs)
             programs = []
             for candidate in candidates:
-                compiled = self._keep(candidate)
+                compiled = self._compile(candidate, inputs) if anew else self._keep(candidate)
                 measure.sample(compiled, args, 2)
                 programs.append((compiled, measure.calibrate(measure.sample(compiled, args, 1))))
             return measure.interleave(
@@ -376,14 +386,19 @@ class Bench:
 
 
 def compare(
-    tester: Tester, heuristic: Candidate, chosen: Candidate, pairs: int, seed: int = 0
+    tester: Tester,
+    heuristic: Candidate,
+    chosen: Candidate,
+    pairs: int,
+    seed: int = 0,
+    anew: bool = False,
 ) -> Comparison:
     """The paired comparison of a candidate with the heuristic.
 
     Raises:
         TrialError: One of them failed.
     """
-    times = tester.race([heuristic, chosen], pairs, seed)
+    times = tester.race([heuristic, chosen], pairs, seed, anew)
     ratio, low, high = measure.paired_ratio(times[:, 0], times[:, 1])
     base_ms, chosen_ms = np.median(times, axis=0)
     return Comparison(ratio, low, high, len(times), float(base_ms), float(chosen_ms))

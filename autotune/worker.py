@@ -144,12 +144,12 @@ class _Server:
 
         return wire.outcome_to_wire(self._bench.verify_hard(read_candidate(candidate)))
 
-    def _on_race(self, candidates: list[Any], rounds: int, seed: int) -> list[Any]:
+    def _on_race(self, candidates: list[Any], rounds: int, seed: int, anew: bool) -> list[Any]:
         from ..cache.fields import candidate as read_candidate
         from .trial import TrialError
 
         try:
-            times = self._bench.race([read_candidate(c) for c in candidates], rounds, seed)
+            times = self._bench.race([read_candidate(c) for c in candidates], rounds, seed, anew)
         except TrialError as error:
             return ["failed", error.status, error.note]
         return ["times", times.tolist()]

@@ -51,6 +51,20 @@ def _overflows(query, key, value, *arrays, scale, config, **static):
     return jnp.einsum("bnts,bsnh->btnh", weights, value)
 
 
+_calls = {"changes_its_mind": 0}
+
+
+def _changes_its_mind(*arrays, config, **static):
+    """Right in two runs of three."""
+    out = xla(*arrays, config={}, **static)
+
+    def drift(out):
+        _calls["changes_its_mind"] += 1
+        return out if _calls["changes_its_mind"] % 3 else 1.5 * out
+
+    return jax.pure_callback(drift, jax.ShapeDtypeStruct(out.shape, out.dtype), out)
+
+
 KINDS = {
     "raises_at_trace": (_raises_at_trace, "compile_error"),
     "gives_nan": (_nan, "wrong_result"),
@@ -59,6 +73,7 @@ KINDS = {
     "wrong_gradient": (_wrong_gradient, "wrong_result"),
     "refuses": (_unsupported, "unsupported"),
     "overflows": (_overflows, "wrong_result"),
+    "changes_its_mind": (_changes_its_mind, "nondeterministic"),
 }
 
 

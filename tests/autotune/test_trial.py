@@ -1,7 +1,9 @@
 import jax
 import pytest
 
+from shapetune.autotune import plausible
 from shapetune.autotune.measure import Effort
+from shapetune.autotune.targets import target
 from shapetune.autotune.trial import Bench, best_of
 from shapetune.cache import Candidate, Trial, Verification
 from shapetune.kernels import current_device, get_op
@@ -26,7 +28,9 @@ def test_a_good_candidate_is_ok_and_timed(mode):
     assert 0 < trial.rel_err < 1e-5
 
 
-@pytest.mark.parametrize("name", [n for n in faulty.KINDS if n != "overflows"])
+@pytest.mark.parametrize(
+    "name", [n for n in faulty.KINDS if n not in ("overflows", "changes_its_mind")]
+)
 def test_a_faulty_candidate_has_its_typed_outcome(name):
     with faulty.registered(name):
         trial = bench(mode="fwd_bwd").trial(Candidate(name))
@@ -66,6 +70,65 @@ def test_running_out_of_memory_is_told_from_other_failures(monkeypatch):
 
     monkeypatch.setattr(about, "_compile", exhausted)
     assert about.trial(Candidate("xla")).status == "out_of_memory"
+
+
+def test_a_time_below_what_the_device_allows_is_not_believed(monkeypatch):
+    asked = []
+    monkeypatch.setattr(plausible, "measure_again", asked.append)
+    monkeypatch.setattr(plausible, "floor_ms", lambda op, problem, device: 1e6)
+    trial = bench().trial(Candidate("xla"))
+    assert trial.status == "implausible"
+    assert "1e+06 ms" in trial.note
+    assert asked == ["float32"]
+
+
+def test_the_bound_of_the_device_is_below_what_is_measured():
+    about = bench(seq=257)
+    assert plausible.floor_ms(about.op, about.problem, about.device) > 0
+    assert (
+        plausible.floor_ms(about.op, about.problem, about.device)
+        < about.trial(Candidate("xla")).median_ms
+    )
+
+
+def test_the_bound_of_a_known_card_comes_from_its_figures():
+    card = target("h100")
+    about = problem(seq=4096, dim=128, dtype="bfloat16", batch=4, heads=16)
+    op = get_op("attention")
+    floor = plausible.floor_ms(op, about, card.device)
+    # The makers' dense rate for bfloat16 is 989 Tflop/s; nothing reaches it.
+    assert 0 < floor < op.flops(about) / 989e12 * 1e3
+
+
+def test_what_needs_too_much_memory_is_not_run_but_for_the_heuristic(monkeypatch):
+    about = problem(seq=257, dim=32, heads=2)
+    limited = Bench(get_op("attention"), about, current_device(), effort=QUICK, max_temp_mb=0.01)
+    default = (
+        get_op("attention").implementation("blockwise").default_config(about, current_device())
+    )
+    trial = limited.trial(Candidate("blockwise", default))
+    assert (trial.status, trial.median_ms) == ("over_limit", None)
+    assert trial.temp_mb > 0.01
+    assert "allowed 0.01" in trial.note
+    assert limited.trial(Candidate("xla")).status == "ok"
+
+
+def test_a_candidate_whose_two_runs_differ_is_nondeterministic():
+    with faulty.registered("changes_its_mind"):
+        trial = bench().trial(Candidate("changes_its_mind"))
+    assert trial.status == "nondeterministic"
+    assert "two runs" in trial.note
+
+
+def test_the_time_of_a_trial_is_told_by_phase():
+    about = bench()
+    entered = []
+    about._entered = entered.append
+    trial = about.trial(Candidate("xla"))
+    assert list(dict.fromkeys(entered)) == ["prepare", "compile", "verify", "screen", "time"]
+    for seconds in (trial.compile_s, trial.verify_s, trial.screen_s, trial.time_s):
+        assert seconds > 0
+    assert trial.version == get_op("attention").implementation("xla").version
 
 
 def test_the_best_is_the_fastest_that_passed():

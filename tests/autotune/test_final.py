@@ -1,0 +1,158 @@
+"""The verdict: the heuristic unless it is surely beaten; memory among equals."""
+
+import numpy as np
+import pytest
+
+from shapetune.autotune.final import LEAST_GAIN, NoVerdict, decide, front
+from shapetune.autotune.options import Listener, Options
+from shapetune.autotune.trial import TrialError
+from shapetune.cache import Candidate, Trial, Verification
+
+from ..samples import problem
+
+HEURISTIC = Candidate("plain")
+GOOD = Verification(1e-7, 1e-6, ("normal",))
+
+
+class Paper:
+    """A tester of candidates whose true times are known; noise is drawn."""
+
+    problem = problem()
+
+    def __init__(self, times, noise=0.02, wrong=(), dies=()):
+        self.times, self.noise, self.wrong, self.dies = times, noise, wrong, dies
+        self.raced = []
+
+    def trial(self, candidate, best=None):
+        raise NotImplementedError
+
+    def verify_hard(self, candidate):
+        if candidate.implementation in self.wrong:
+            return Trial(candidate, "wrong_result", note="hard inputs")
+        return GOOD
+
+    def race(self, candidates, rounds, seed=0, anew=False):
+        names = [c.implementation for c in candidates]
+        self.raced.append(names)
+        if set(names) & set(self.dies):
+            raise TrialError("crashed", "gone")
+        rng = np.random.default_rng(seed)
+        true = np.array([self.times[name] for name in names])
+        return true * np.exp(rng.normal(0, self.noise, (rounds, len(names))))
+
+
+def trials(times, memory=()):
+    memory = dict(memory)
+    return [
+        Trial(Candidate(name), "ok", ms, ms, ms, 5, 1, temp_mb=memory.get(name, 10.0))
+        for name, ms in times.items()
+    ]
+
+
+def verdict(times, memory=(), failed=None, **options):
+    paper = options.pop("paper", None) or Paper(times)
+    failed = [] if failed is None else failed
+    return decide(
+        paper, HEURISTIC, trials(times, memory), Options(**options), Listener(), failed.append
+    )
+
+
+def test_a_sure_gain_wins_with_its_interval():
+    found = verdict({"plain": 10.0, "a": 5.0, "b": 5.6})
+    assert found.chosen == Candidate("a")
+    assert 1.0 < found.comparison.low <= found.comparison.ratio <= found.comparison.high
+
+
+@pytest.mark.parametrize("other", [10.0, 9.95, 12.0])
+def test_the_heuristic_wins_unless_it_is_surely_and_noticeably_beaten(other):
+    times = {"plain": 10.0, "a": other}
+    assert verdict(times).chosen == HEURISTIC
+    found = verdict(times, paper=Paper(times, noise=1e-5))
+    assert found.chosen == HEURISTIC
+    assert found.comparison.ratio == 1.0
+    assert LEAST_GAIN > 10 / 9.95
+
+
+def test_among_equals_the_one_with_the_least_memory_is_chosen():
+    times = {"plain": 10.0, "a": 5.0, "b": 5.03, "c": 5.3}
+    memory = {"a": 30.0, "b": 4.0, "c": 0.0}
+    assert verdict(times, memory).chosen == Candidate("b")
+
+
+def test_memory_as_the_objective_takes_the_least_at_any_speed():
+    times = {"plain": 10.0, "a": 5.0, "b": 12.0}
+    memory = {"plain": 20.0, "a": 30.0, "b": 2.0}
+    found = verdict(times, memory, objective="memory")
+    assert found.chosen == Candidate("b")
+    assert found.comparison.ratio < 1
+    # Nothing needs less than the heuristic: it stays.
+    assert verdict(times, {"plain": 1.0}, objective="memory").chosen == HEURISTIC
+
+
+def test_what_needs_more_memory_than_allowed_is_not_chosen():
+    times = {"plain": 10.0, "a": 5.0, "b": 7.0}
+    memory = {"plain": 5.0, "a": 30.0, "b": 5.0}
+    assert verdict(times, memory, max_temp_mb=8.0).chosen == Candidate("b")
+    # A heuristic that is too large gives way even to what is slower.
+    memory = {"plain": 50.0, "a": 30.0, "b": 5.0}
+    slow = {"plain": 10.0, "a": 5.0, "b": 14.0}
+    assert verdict(slow, memory, max_temp_mb=8.0).chosen == Candidate("b")
+    with pytest.raises(NoVerdict, match="50 MiB"):
+        verdict(times, {"plain": 50.0, "a": 30.0, "b": 30.0}, max_temp_mb=8.0)
+
+
+def test_a_finalist_that_fails_the_hard_inputs_makes_room():
+    times, failed = {"plain": 10.0, "a": 5.0, "b": 6.0}, []
+    found = verdict(times, failed=failed, paper=Paper(times, wrong=("a",)))
+    assert found.chosen == Candidate("b")
+    assert [(t.candidate.key, t.status) for t in failed] == [("a", "wrong_result")]
+
+
+def test_a_finalist_that_dies_in_the_races_is_found_out():
+    times, failed = {"plain": 10.0, "a": 5.0, "b": 5.1}, []
+    found = verdict(times, failed=failed, paper=Paper(times, dies=("a",)))
+    assert found.chosen == Candidate("b")
+    assert [(t.candidate.key, t.status) for t in failed] == [("a", "crashed")]
+
+
+def test_those_that_fall_behind_drop_out_of_the_races():
+    times = {"plain": 10.0, "a": 5.0, "b": 6.2}
+    paper = Paper(times)
+    verdict(times, paper=paper)
+    assert paper.raced[0] == ["plain", "a", "b"]
+    assert all("b" not in names for names in paper.raced[1:])
+
+
+def test_a_wrong_heuristic_has_no_verdict():
+    times = {"plain": 10.0, "a": 5.0}
+    with pytest.raises(NoVerdict, match="hard inputs"):
+        verdict(times, paper=Paper(times, wrong=("plain",)))
+
+
+def test_a_gain_that_a_new_compile_takes_away_is_none():
+    times = {"plain": 10.0, "a": 8.0}
+
+    class Lucky(Paper):
+        def race(self, candidates, rounds, seed=0, anew=False):
+            found = super().race(candidates, rounds, seed)
+            return found * (1.0, 1.25) if anew else found
+
+    assert verdict(times, paper=Lucky(times)).chosen == HEURISTIC
+
+
+def test_an_equal_is_rarely_declared_a_winner():
+    times = {"plain": 10.0, "a": 10.0}
+    won = 0
+    for seed in range(200):
+
+        class Shifted(Paper):
+            def race(self, candidates, rounds, seed=0, anew=False, shift=100 * seed):
+                return super().race(candidates, rounds, seed + shift, anew)
+
+        won += verdict(times, paper=Shifted(times, noise=0.1)).chosen != HEURISTIC
+    assert won / 200 <= 0.02
+
+
+def test_the_front_is_what_none_beats_in_both():
+    found = front(trials({"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 9.0, "b": 9.5, "c": 1.0}))
+    assert [t.candidate.implementation for t in found] == ["a", "c"]

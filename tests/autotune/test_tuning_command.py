@@ -1,0 +1,55 @@
+"""The options of `shapetune tune` that say how candidates are tried."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from shapetune.cache import load
+from shapetune.cli import main
+
+TINY = ["attention", "--seq", "65", "--dim", "32", "--heads", "2", "--trials", "3"]
+
+
+def run(*args):
+    return CliRunner().invoke(main, ["tune", *TINY, *args])
+
+
+def test_a_front_shows_what_less_memory_costs(own_cache):
+    done = run("--objective", "pareto", "--isolation", "none")
+    assert done.exit_code == 0, done.output
+    assert "temporary MiB" in done.stdout
+    assert "known from before" not in done.stderr
+    # Another objective is another search, and what it measured serves again.
+    again = run("--isolation", "none", "--json")
+    assert again.exit_code == 0
+    assert "known from before" in again.stderr
+    (record,) = json.loads(again.stdout)
+    assert "objective=time" in record["provenance"]["settings"]
+    assert len(load([own_cache])) == 2
+
+
+def test_a_run_says_what_became_of_its_trials_and_of_its_time(own_cache):
+    done = run("--isolation", "none", "--max-temp-mb", "1000", "--memory-limit", "4000")
+    assert "ok" in done.stderr
+    for word in ("compile", "verify", "screen", "time", "compare", "search", "idle"):
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--objective", "speed"], ["speed", "pareto"]),
+        (["--isolation", "thread"], ["thread", "process"]),
+        (["--max-temp-mb", "-3"], ["max_temp_mb", "-3"]),
+        (["--modules", "no_such_module"], ["no_such_module"]),
+        (["--compile-limit", "soon"], ["soon"]),
+        (["--memory-limit", "0"], ["memory_mb", "0"]),
+    ],
+)
+def test_bad_options_are_named_without_a_traceback(own_cache, args, words):
+    done = run(*args)
+    assert done.exit_code in (1, 2)
+    assert isinstance(done.exception, SystemExit)
+    for word in words:
+        assert word in done.output
