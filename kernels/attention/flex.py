@@ -90,7 +90,7 @@ def flex_attention(
     _check_block_mask(block_mask, problem)
     if mask_mod is None and block_mask is not None:
         mask_mod = block_mask.mask_mod
-    check_score(score_mod, problem)
+    check_score(score_mod)
     check_mask(mask_mod, problem)
     if implementation not in ("default", "pallas_flex", "xla"):
         raise UnknownNameError(

@@ -39,7 +39,7 @@ def checked_arrays(query: Any, key: Any, value: Any) -> tuple[Problem, tuple[Any
     return problem_of(seven, is_causal=False, window=None, mode="fwd_bwd"), arrays
 
 
-def check_score(score_mod: Any, problem: Problem) -> None:
+def check_score(score_mod: Any) -> None:
     """Refuses a score function that cannot be called, or does not return a score for each.
 
     Raises:
