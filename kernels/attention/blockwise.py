@@ -191,27 +191,27 @@ def _supports(problem: Problem, device: Device) -> str | None:
 
 
 def _default_config(problem: Problem, device: Device) -> Config:
-    """Tall tiles of up to two million scores, where XLA's products are fast on a CPU.
-
-    Short sequences take several heads together; below a diagonal smaller tiles waste less.
-    """
+    """Tall tiles of about a million scores, which is where XLA's products are fast on a CPU."""
     limited = problem.causal or problem.window is not None
-    block_q = _block_choices(problem.seq, 256, 2048 if limited else 4096)[-1]
-    block_k = _block_choices(problem.kv_seq, 256, 512)[-1]
-    choices = _tile_heads_choices(problem)
-    tile = min(block_q, problem.seq) * min(block_k, problem.kv_seq)
-    most = _MAX_TILE // (4 if limited else 2)
-    heads = max(n for n in choices if n == choices[0] or n * tile <= most)
-    config: dict[str, Any] = {"block_q": block_q, "block_k": block_k, "tile_heads": heads}
+    config: dict[str, Any] = {
+        "block_q": _block_choices(problem.seq, 256, 2048 if limited else 4096)[-1],
+        "block_k": _block_choices(problem.kv_seq, 256, 512)[-1],
+    }
     if problem.mode == "fwd_bwd":
-        most = 512 if limited and problem.seq <= 2048 else 1024
+        most = 512 if limited else 1024
         config["block_q_bwd"] = _block_choices(problem.seq, 512, most)[-1]
         config["block_k_bwd"] = _block_choices(problem.kv_seq, 512, most)[-1]
     cpu = device.platform == "cpu"
     config["exp"] = "polynomial" if cpu else "native"
     if problem.dtype != "float32":
         config["compute"] = "float32" if cpu else "input"
-    return config
+    tile = min(config["block_q"], problem.seq) * min(config["block_k"], problem.kv_seq)
+    wished = _MAX_TILE // 2 / tile
+    choices = _tile_heads_choices(problem)
+    for heads in sorted(choices, key=lambda n: (n > wished, abs(n - wished))):
+        if _fits(problem, {**config, "tile_heads": heads}):
+            return {**config, "tile_heads": heads}
+    return next(iter(_space(problem, device)), {**config, "tile_heads": 1})
 
 
 IMPLEMENTATION = Implementation(
