@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
 
-from .key import Device, Problem
+from .key import Device, Problem, Sizes
 from .record import Record
 
 #: A neighbour may differ by at most this factor in seq and in kv_seq.
@@ -71,43 +70,35 @@ def rank(records: Iterable[Record], versions: Versions, policy: str = "warn") ->
     return sorted(kept, key=lambda r: (stale[r.id], -r.comparison.ratio, -r.provenance.time, r.id))
 
 
-class About(Protocol):
-    """A record of any kind that is about a problem."""
-
-    @property
-    def problem(self) -> Problem:
-        """The problem."""
-
-
-Some = TypeVar("Some", bound=About)
-
-
-def nearest(records: Iterable[Some], problem: Problem) -> list[list[Some]]:
-    """Records of neighbouring problems, grouped by problem, the closest problem first.
+def nearest(keys: Iterable[str], problem: Problem) -> list[str]:
+    """Of the keys of problems of one family, those of neighbours, the closest first.
 
     Problems that differ in batch and heads alone come before all others.
     """
-    groups: dict[str, list[Some]] = {}
-    distances: dict[str, tuple[float, float]] = {}
-    for record in records:
-        found = distance(record.problem, problem)
-        if found is not None and record.problem != problem:
-            groups.setdefault(record.problem.key, []).append(record)
-            distances[record.problem.key] = found
-    return [groups[key] for key in sorted(groups, key=lambda key: (distances[key], key))]
+    found = []
+    for key in keys:
+        sizes = Sizes.of_key(key)
+        far = None if sizes is None or key == problem.key else distance(sizes, problem)
+        if far is not None:
+            found.append((far, key))
+    return [key for _, key in sorted(found)]
 
 
-def distance(a: Problem, b: Problem) -> tuple[float, float] | None:
+def distance(a: Sizes, b: Problem) -> tuple[float, float] | None:
     """How far apart two problems of one family are, or None if too far.
 
     The first figure is of the sequence lengths, the second of batch × heads, in
     doublings.
     """
-    steps = [abs(math.log2(x / y)) for x, y in ((a.seq, b.seq), (a.kv_seq, b.kv_seq))]
-    if max(steps) > math.log2(NEAREST_FACTOR):
+    if not (
+        a.seq <= NEAREST_FACTOR * b.seq
+        and b.seq <= NEAREST_FACTOR * a.seq
+        and a.kv_seq <= NEAREST_FACTOR * b.kv_seq
+        and b.kv_seq <= NEAREST_FACTOR * a.kv_seq
+    ):
         return None
-    rows = abs(math.log2(a.batch * a.heads / (b.batch * b.heads)))
-    return sum(steps), rows
+    lengths = abs(math.log2(a.seq / b.seq)) + abs(math.log2(a.kv_seq / b.kv_seq))
+    return lengths, abs(math.log2(a.batch * a.heads / (b.batch * b.heads)))
 
 
 def same_class(devices: Iterable[Device], here: Device) -> list[Device]:

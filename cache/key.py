@@ -7,6 +7,7 @@ machine and Python version, made by the same code for tuning and for dispatch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,10 @@ MAX_SIZE = 2**31 - 1
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _FEATURE = re.compile(r"[a-z][a-z0-9_]{0,31}(\[[a-z0-9_.,:-]{0,48}\])?")
+
+_SIZES = re.compile(
+    r"\|seq=(\d{1,10})\|kv_seq=(\d{1,10})\|.*\|batch=(\d{1,10})\|heads=(\d{1,10})\|", re.ASCII
+)
 
 Window = int | tuple[int, int] | None
 Value = int | str
@@ -86,13 +91,13 @@ class Problem:
                 f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
             )
         _check_window(self.window)
-        if not isinstance(self.features, tuple) or list(self.features) != sorted(
-            set(self.features)
-        ):
+        if not isinstance(self.features, tuple):
             raise ProblemError(f"features must be a sorted tuple of words, got {self.features!r}")
         for word in self.features:
             if not (isinstance(word, str) and _FEATURE.fullmatch(word)):
                 raise ProblemError(f"features holds {word!r}, which is not a feature word")
+        if list(self.features) != sorted(set(self.features)):
+            raise ProblemError(f"features must be a sorted tuple of words, got {self.features!r}")
 
     @classmethod
     def make(
@@ -236,6 +241,26 @@ def _check_window(window: object) -> None:
     for side in sides:
         if isinstance(side, bool) or not isinstance(side, int) or not low <= side <= MAX_SIZE:
             raise ProblemError(f"window must hold integers of at least {low}, got {window!r}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes that problems of one family may differ in: see ``Problem``."""
+
+    seq: int
+    kv_seq: int
+    batch: int
+    heads: int
+
+    @classmethod
+    @functools.lru_cache(maxsize=2**17)
+    def of_key(cls, key: str) -> Sizes | None:
+        """Those that a ``Problem.key`` tells, so that no record need be read for them."""
+        found = _SIZES.search(key)
+        if found is None:
+            return None
+        values = tuple(map(int, found.groups()))
+        return cls(*values) if min(values) > 0 else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

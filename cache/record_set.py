@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from . import imported, partial, pin, quarantine, record
-from .envelope import SCHEMA, Head, read_head, record_id
+from .choice import nearest
+from .envelope import SCHEMA, Head, head_fields, read_head, record_id
 from .errors import RecordError
 from .key import Device, Problem
 from .record import Record
@@ -44,7 +45,7 @@ class RecordSet:
         self._payloads: dict[str, bytes] = {}
         self._kinds: dict[str, list[str]] = {}
         self._exact: dict[tuple[str, str, str], list[str]] = {}
-        self._family: dict[tuple[str, str, str], list[str]] = {}
+        self._family: dict[tuple[str, str, str], dict[str, None]] = {}
         self._devices: set[str] = set()
         self._device_of: dict[str, str] = {}
         self._sources: dict[str, Path] = {}
@@ -61,20 +62,19 @@ class RecordSet:
         if identity in self._payloads:
             return
         try:
-            head = read_head(payload)
+            schema, kind, device_key, family, problem_key, _ = head_fields(payload)
         except RecordError as error:
             self.damage.append(Damage(source, str(error)))
             return
         self._payloads[identity] = payload
         self._sources[identity] = source
-        self._device_of[identity] = head.device_key
-        if head.schema > SCHEMA or head.kind not in _READERS:
+        self._device_of[identity] = device_key
+        if schema > SCHEMA or kind not in _READERS:
             return
-        self._kinds.setdefault(head.kind, []).append(identity)
-        about = (head.kind, head.device_key)
-        self._devices.add(head.device_key)
-        self._exact.setdefault((*about, head.problem_key), []).append(identity)
-        self._family.setdefault((*about, head.family), []).append(identity)
+        self._kinds.setdefault(kind, []).append(identity)
+        self._devices.add(device_key)
+        self._exact.setdefault((kind, device_key, problem_key), []).append(identity)
+        self._family.setdefault((kind, device_key, family), {})[problem_key] = None
 
     def __len__(self) -> int:
         return len(self._payloads)
@@ -149,11 +149,20 @@ class RecordSet:
 
     def of_family(self, kind: str, device: Device, problem: Problem) -> list[Any]:
         """The records of one kind about problems that differ from this one in sizes alone."""
-        return self._read(self._family.get((kind, device.key, problem.family), ()))
+        keys = sorted(self._family.get((kind, device.key, problem.family), ()))
+        return [one for key in keys for one in self.of_key(kind, device, key)]
+
+    def near(self, kind: str, device: Device, problem: Problem) -> list[str]:
+        """The keys of neighbouring problems that have records of one kind, the closest first."""
+        return nearest(self._family.get((kind, device.key, problem.family), ()), problem)
+
+    def of_key(self, kind: str, device: Device, problem_key: str) -> list[Any]:
+        """The records of one kind about the problem of this key on such a device."""
+        return self._read(self._exact.get((kind, device.key, problem_key), ()))
 
     def about(self, kind: str, device: Device, problem: Problem) -> list[Any]:
         """The records of one kind about this very problem on such a device."""
-        return self._read(self._exact.get((kind, device.key, problem.key), ()))
+        return self.of_key(kind, device, problem.key)
 
     @property
     def devices(self) -> list[Device]:

@@ -14,6 +14,7 @@ from typing import Any
 from ..cache import choice, pin, quarantine
 from ..cache import imported as imports
 from ..cache.key import Candidate, Device, Problem
+from ..cache.record import KIND as TUNING
 from ..cache.record import Record
 from ..cache.record_set import RecordSet
 from .op import Op
@@ -159,10 +160,10 @@ def exact(case: Case, records: RecordSet) -> Found | None:
 
 def neighbour(case: Case, records: RecordSet) -> Found | None:
     """The best record of the closest problem that differs in sizes alone."""
-    groups = choice.nearest(records.family(case.device, case.problem), case.problem)
-    case.steps.append(f"neighbours: {len(groups)} problem(s) within a factor of two")
-    for group in groups:
-        for record in case.ranked(group):
+    keys = records.near(TUNING, case.device, case.problem)
+    case.steps.append(f"neighbours: {len(keys)} problem(s) within a factor of two")
+    for key in keys:
+        for record in case.ranked(records.of_key(TUNING, case.device, key)):
             candidate = case.of_record(record, fit=True)
             if candidate is not None:
                 case.steps.append(evidence(record))
@@ -196,17 +197,17 @@ def other_device(case: Case, elsewhere: Callable[[], RecordSet]) -> Found | None
 
 def imported(case: Case, records: RecordSet, *, asked: bool) -> Found | None:
     """The fastest implementation that others measured, with its own default config."""
-    found = records.of_family(imports.KIND, case.device, case.problem)
+    exact = records.about(imports.KIND, case.device, case.problem)
+    keys = records.near(imports.KIND, case.device, case.problem)
     if not asked:
-        if found:
+        if exact or keys:
             case.steps.append(
-                f"imported: {len(found)} problem(s), not asked for; SHAPETUNE_IMPORTED=1 does"
+                f"imported: {len(keys) + bool(exact)} problem(s), not asked for; "
+                "SHAPETUNE_IMPORTED=1 does"
             )
         return None
-    same = [one for one in found if one.problem == case.problem]
-    groups = [same, *choice.nearest(found, case.problem)]
-    case.steps.append(f"imported: {len(found)} problem(s) of the family")
-    for group in groups:
+    case.steps.append(f"imported: {len(exact)} record(s), {len(keys)} neighbour(s)")
+    for group in (exact, *(records.of_key(imports.KIND, case.device, key) for key in keys)):
         for one in sorted(group, key=lambda one: (-one.time, one.id)):
             for timed in one.times:
                 candidate = _default_of(case, timed.implementation, one)

@@ -6,8 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapetune.cache import Versions, nearest, rank
+from shapetune.cache.choice import distance
+from shapetune.cache.key import Sizes
 
 from ..samples import problem, record
+from .test_key import problems
 
 VERSIONS = Versions(
     jax=jax.__version__, implementation=lambda name: {"xla": 1, "blockwise": 1}.get(name)
@@ -52,9 +55,26 @@ def test_staleness_says_why(one, word):
 def test_neighbours_come_by_distance_and_other_batches_first():
     asked = problem(seq=1024)
     order = [problem(seq=1024, batch=4), problem(seq=1200), problem(seq=2048)]
-    records = [record(p) for p in (order[2], problem(seq=4096), order[0], order[1])]
-    assert [group[0].problem for group in nearest(records, asked)] == order
+    keys = [one.key for one in (order[2], problem(seq=4096), order[0], order[1])]
+    assert nearest(keys, asked) == [one.key for one in order]
 
 
-def test_the_problem_itself_is_not_its_neighbour():
-    assert nearest([record(problem())], problem()) == []
+def test_the_problem_itself_is_not_its_neighbour_nor_is_what_is_no_key():
+    assert (
+        nearest(
+            [problem().key, "", "attention|seq=x", "a|seq=0|kv_seq=0||batch=0|heads=0|"], problem()
+        )
+        == []
+    )
+
+
+@given(problems, problems)
+def test_a_key_tells_the_sizes_of_its_problem(one, other):
+    sizes = Sizes.of_key(one.key)
+    assert (sizes.seq, sizes.kv_seq, sizes.batch, sizes.heads) == (
+        one.seq, one.kv_seq, one.batch, one.heads,
+    )  # fmt: skip
+    there = distance(sizes, other)
+    back = distance(Sizes.of_key(other.key), one)
+    assert (there is None) == (back is None)
+    assert there is None or there == pytest.approx(back)

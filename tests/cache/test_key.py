@@ -76,6 +76,8 @@ def test_a_family_is_shared_by_other_sizes_and_by_nothing_else():
         ({"window": (1, 2, 3)}, ["window"]),
         ({"causal": 1}, ["causal"]),
         ({"features": ("No Word",)}, ["No Word"]),
+        ({"features": (["x"],)}, ["features", "['x']"]),
+        ({"features": ("relu", "relu")}, ["features", "sorted"]),
     ],
 )
 def test_an_impossible_field_is_named_with_its_value(fields, words):

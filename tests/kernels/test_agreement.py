@@ -9,12 +9,15 @@ import pytest
 
 import shapetune
 from shapetune.cache import Candidate, publish
-from shapetune.kernels import agreement
+from shapetune.kernels import agreement, current_device, get_op
 
 from ..samples import problem, record
 
+BLOCKWISE = get_op("attention").implementation("blockwise")
 #: Not what the heuristic is for the problem that is asked for.
-XLA = Candidate("xla", {})
+OTHER = Candidate(
+    "blockwise", {**BLOCKWISE.default_config(problem(), current_device()), "block_k": 256}
+)
 
 JOB = """
 import os, sys
@@ -36,7 +39,7 @@ for place in sys.argv[3:]:
 
 def test_two_processes_agree_or_are_told_what_differs(tmp_path):
     same, other = tmp_path / "same", tmp_path / "other"
-    one = record(problem(), chosen=XLA)
+    one = record(problem(), chosen=OTHER)
     publish(same, [one])
     (tmp_path / "none").mkdir()
     publish(other, [one, record(problem(seq=7777))])
@@ -59,18 +62,19 @@ def test_two_processes_agree_or_are_told_what_differs(tmp_path):
         assert (first, second) == ("agreed", "agreed")
         assert "process 1 would run other kernels than process 0" in third
         assert "process 0: attention" in third
-        assert "→ xla" in third
+        assert "block_k=256" in third
 
 
 def test_digests_tell_sets_and_decisions_apart(own_cache):
     asked = [problem()]
+    assert shapetune.explain("attention", seq=1024, dim=64).candidate != OTHER
     before = shapetune.digest(asked)
     publish(own_cache, [record(problem(seq=7777))])
     shapetune.reload()
     more = shapetune.digest(asked)
     assert more["records"] != before["records"]
     assert more["decisions"] == before["decisions"]
-    publish(own_cache, [record(problem(), chosen=XLA)])
+    publish(own_cache, [record(problem(), chosen=OTHER)])
     shapetune.reload()
     assert shapetune.digest(asked)["decisions"] != before["decisions"]
 
