@@ -177,7 +177,7 @@ def mutate(payloads, whole, rng):
         data = whole
         for _ in range(rng.choice((1, 1, 3))):
             data = rng.choice(BYTES)(data, rng)
-            if not data:
+            if len(data) < 2:
                 break
         found, objects = look(data)
         assert set(found.payloads) <= set(payloads), "damage was taken for a record"
