@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -63,28 +64,31 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
 }
 
 
+@functools.cache
+def _declared(kind: type[Any]) -> tuple[dict[str, str], frozenset[str]]:
+    """The fields of a dataclass with their types, and which of them must be there."""
+    declared = dataclasses.fields(kind)
+    # A field that came later has a default, and is missing in older records.
+    needed = frozenset(f.name for f in declared if f.default is dataclasses.MISSING)
+    return {f.name: str(f.type) for f in declared}, needed
+
+
 def build(kind: type[Any], fields: object) -> Any:
     """A dataclass from a map whose values are checked by the fields' annotations."""
     if not isinstance(fields, Mapping):
         raise RecordError(f"{kind.__name__.lower()} must be a map")
-    values = dict(fields)
-    declared = dataclasses.fields(kind)
-    # A field that came later has a default, and is missing in older records.
-    older = {f.name for f in declared if f.default is not dataclasses.MISSING}
-    if not {f.name for f in declared} - older <= set(values) <= {f.name for f in declared}:
+    types, needed = _declared(kind)
+    if not needed <= fields.keys() <= types.keys():
         raise RecordError(f"{kind.__name__.lower()} has the wrong fields")
-    for field in declared:
-        if field.name not in values:
-            continue
-        value = values[field.name]
-        if field.type == "Candidate":
-            values[field.name] = candidate(value)
-        elif field.type == "tuple[str, ...]":
+    values = dict(fields)
+    for name, value in fields.items():
+        wanted = types[name]
+        if wanted == "Candidate":
+            values[name] = candidate(value)
+        elif wanted == "tuple[str, ...]":
             if not isinstance(value, list) or len(value) > 32 or not all(map(_text, value)):
-                raise RecordError(f"{field.name} must be a short list of words")
-            values[field.name] = tuple(value)
-        elif not _CHECKS[str(field.type)](value):
-            raise RecordError(
-                f"{kind.__name__.lower()}.{field.name} is out of range: {value!r:.80}"
-            )
+                raise RecordError(f"{name} must be a short list of words")
+            values[name] = tuple(value)
+        elif not _CHECKS[wanted](value):
+            raise RecordError(f"{kind.__name__.lower()}.{name} is out of range: {value!r:.80}")
     return kind(**values)

@@ -86,6 +86,9 @@ class Trial:
     time_s: float = 0.0
 
 
+_TRIAL_FIELDS = tuple(f.name for f in dataclasses.fields(Trial))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
     """The chosen candidate against the heuristic, timed in turns on the same inputs.
@@ -254,10 +257,9 @@ def trial_row(trial: Trial) -> list[Any]:
 
 def read_trial(row: object) -> Trial:
     """The trial that ``trial_row`` described; anything else is refused."""
-    names = [f.name for f in dataclasses.fields(Trial)]
-    if not isinstance(row, list) or len(row) > len(names):
+    if not isinstance(row, list) or len(row) > len(_TRIAL_FIELDS):
         raise RecordError("a trial has the wrong number of fields")
-    trial: Trial = build(Trial, dict(zip(names, row, strict=False)))
+    trial: Trial = build(Trial, dict(zip(_TRIAL_FIELDS, row, strict=False)))
     if trial.status not in STATUSES:
         raise RecordError(f"a trial has the unknown status {trial.status!r:.40}")
     return trial
