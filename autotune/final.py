@@ -18,8 +18,9 @@ from .options import Listener, Options
 from .trial import Tester, TrialError, compare
 
 #: Candidates that go on from the search to the races against the heuristic, at most…
-FINALISTS = 5
-#: …and only those whose median is within this factor of the best.
+FINALISTS = 6
+#: …and only those whose first quartile is within this factor of the best: what
+#: disturbs a program makes it slower, never faster.
 _IN_REACH = 1.3
 #: Rounds of races: those that fall behind drop out after each.
 _STAGES = 3
@@ -153,7 +154,7 @@ class _Final:
             if len(found) == FINALISTS:
                 break
             best = found[0][0] if found else trial
-            if self._options.objective != "memory" and _ms(trial) > _IN_REACH * _ms(best):
+            if self._options.objective != "memory" and _low(trial) > _IN_REACH * _low(best):
                 break
             self._listener.stage(f"verifying {trial.candidate.key} on harder inputs")
             verified = self._tester.verify_hard(trial.candidate)
@@ -172,7 +173,7 @@ class _Final:
         if self._options.objective == "memory":
             timed = [t for t in timed if t.temp_mb < self._fallback.temp_mb]
             return sorted(timed, key=lambda t: (t.temp_mb, _ms(t)))
-        return sorted(timed, key=_ms)
+        return sorted(timed, key=_low)
 
     def _drop(self, trial: Trial, status: str, note: str, rel_err: float | None = None) -> None:
         """Notes that a trial that had passed failed after all."""
@@ -227,6 +228,10 @@ class _Final:
 
 def _ms(trial: Trial) -> float:
     return trial.median_ms or 0.0
+
+
+def _low(trial: Trial) -> float:
+    return trial.q1_ms or _ms(trial)
 
 
 def _ahead(running: Sequence[Trial], times: dict[Candidate, np.ndarray]) -> list[Trial]:

@@ -423,11 +423,12 @@ class IsolatedBench:
         if not died.own_doing:
             self.unsure.add(candidate)
         one = self.op.implementations.get(candidate.implementation)
-        spent = f"{died.phase if died.phase in _PHASES else 'time'}_s"
+        phase = died.phase if died.phase in _PHASES else "time"
+        spent: dict[str, Any] = {f"{phase}_s": time.perf_counter() - started}
         trial = Trial(
             candidate, died.status, note=died.note[:900], version=one.version if one else 0
         )
-        return dataclasses.replace(trial, **{spent: time.perf_counter() - started})
+        return dataclasses.replace(trial, **spent)
 
     def race(
         self, candidates: Sequence[Candidate], rounds: int, seed: int = 0, anew: bool = False

@@ -25,11 +25,13 @@ from ..kernels.op import Inputs, Op
 SAMPLE_S = 0.01
 #: …but never more of them than this.
 MAX_INNER = 200
-#: On a CPU, a sample is calm with at least this part of its program's usual share of
+#: On a CPU, a sample is calm with at least this part of its program's best share of
 #: the processors…
 CALM_SHARE = 0.85
 #: …and samples that are not are taken again, up to this many times as many in all.
 PATIENCE = 3
+#: …after a pause of so many seconds.
+PAUSE_S = 0.03
 MIB = 2.0**20
 
 
@@ -183,14 +185,13 @@ def read(compiled: Compiled, args: Sequence[Any], inner: int) -> Reading:
 
 
 def calm(shares: np.ndarray) -> np.ndarray:
-    """Which samples of a program on a CPU no other process disturbed.
+    """Which samples of a program on a CPU no other process disturbed, along the first axis.
 
     A program that has to wait for a processor gets a smaller share of them than
     it gets otherwise; that a sample is slow for any other reason is no ground to
-    leave it out. Along the first axis.
+    leave it out.
     """
-    usual = np.quantile(shares, 0.75, axis=0)
-    return np.asarray(shares >= CALM_SHARE * usual)
+    return np.asarray(shares >= CALM_SHARE * shares.max(axis=0))
 
 
 def calibrate(call_ms: float) -> int:
@@ -207,8 +208,9 @@ def interleave(
 ) -> np.ndarray:
     """Samples of several programs in turns, each round in a random order.
 
-    On a CPU, a round that another process disturbed is taken again, up to
-    ``PATIENCE`` times as many; if there are too few calm ones even so, the calmest count.
+    On a CPU, a sample that another process disturbed is taken again after a
+    pause, as long as there is patience; then whole rounds are, and the calmest
+    of them count.
 
     Args:
         programs: Each with its calls per sample.
@@ -221,22 +223,29 @@ def interleave(
         Milliseconds per call, [rounds, programs].
     """
     rng = np.random.default_rng(seed)
+    # On a GPU the processors only wait, and their share means nothing.
+    telling = programs[0][0].each_ready
+    retakes = PATIENCE * rounds * len(programs) if telling else 0
+    best = np.zeros(len(programs))
     times: list[list[float]] = []
     shares: list[list[float]] = []
-    while len(times) < PATIENCE * rounds:
+    while len(times) < (1 + telling) * rounds:
         readings = [Reading(0.0, 0.0)] * len(programs)
         beat()
         for i in rng.permutation(len(programs)):
             compiled, inner = programs[i]
             readings[i] = read(compiled, args, inner)
+            while readings[i].share < CALM_SHARE * best[i] and retakes > 0:
+                retakes -= 1
+                time.sleep(PAUSE_S)
+                readings[i] = read(compiled, args, inner)
+            best[i] = max(best[i], readings[i].share)
         times.append([one.ms for one in readings])
         shares.append([one.share for one in readings])
-        # On a GPU the processors only wait, and their share means nothing.
-        enough = len(times) >= rounds and not programs[0][0].each_ready
-        if enough or calm(np.array(shares)).all(axis=1).sum() >= rounds:
+        if len(times) >= rounds and calm(np.array(shares)).all(axis=1).sum() >= rounds:
             break
-    usual = np.array(shares) / np.quantile(shares, 0.75, axis=0)
-    calmest = np.argsort(-np.minimum(usual.min(axis=1), CALM_SHARE), kind="stable")
+    ease = np.minimum(np.array(shares) / np.maximum(best, 1e-9), CALM_SHARE).min(axis=1)
+    calmest = np.argsort(-ease if telling else np.zeros(len(ease)), kind="stable")
     return np.array(times)[np.sort(calmest[:rounds])]
 
 

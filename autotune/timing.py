@@ -22,6 +22,10 @@ _GAP = 1.25
 _MINORITY = 0.2
 #: Samples drift if their last third is off the first by this factor.
 _DRIFT = 1.15
+#: Seconds of a pause between samples on a machine that is busy in bursts…
+SPREAD_S = 0.2
+#: …as one is where fewer samples than this part are calm.
+_MOSTLY = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Timing:
         inner: Calls per sample.
         screened: Given up after the first samples.
         retaken: Taken a second time.
+        disturbed: The machine was busy with something else meanwhile.
         note: What was unusual.
         screen_s: Seconds spent on the first samples.
         time_s: Seconds spent on the others.
@@ -42,6 +47,7 @@ class Timing:
     inner: int
     screened: bool = False
     retaken: bool = False
+    disturbed: bool = False
     note: str = ""
     screen_s: float = 0.0
     time_s: float = 0.0
@@ -75,6 +81,7 @@ def time_program(
     floor_ms: float = 0.0,
     entered: Callable[[str], None] = lambda phase: None,
     beat: Callable[[], None] = lambda: None,
+    spread: bool = False,
 ) -> Timing:
     """Times a program that has been called once.
 
@@ -86,6 +93,8 @@ def time_program(
         floor_ms: Below this a reading is not believed, and taken again.
         entered: Called with ``"screen"`` and ``"time"`` as these phases begin.
         beat: Called before each sample.
+        spread: Pause now and then, so that one burst of another process does not
+            cover all samples.
     """
     entered("screen")
     started = time.perf_counter()
@@ -103,11 +112,11 @@ def time_program(
     entered("time")
     started = time.perf_counter()
     count = _count(inner * first, effort)
-    samples = _samples(compiled, args, inner, count, beat)
+    samples, disturbed = _samples(compiled, args, inner, count, beat, spread)
     doubt = _doubt(samples, floor_ms)
     note = doubt
     if doubt:
-        again = _samples(compiled, args, inner, count, beat)
+        again, _ = _samples(compiled, args, inner, count, beat, spread)
         still = _doubt(again, floor_ms)
         # In doubt a second time, all samples count: the spread is real.
         samples = np.concatenate([samples, again]) if still else again
@@ -116,6 +125,7 @@ def time_program(
         tuple(map(float, samples)),
         inner,
         retaken=bool(doubt),
+        disturbed=disturbed,
         note=note,
         screen_s=screen_s,
         time_s=time.perf_counter() - started,
@@ -152,21 +162,28 @@ def _screen(
 
 
 def _samples(
-    compiled: Compiled, args: Sequence[Any], inner: int, count: int, beat: Callable[[], None]
-) -> np.ndarray:
-    """Times of calm samples, or of all where too few are."""
+    compiled: Compiled,
+    args: Sequence[Any],
+    inner: int,
+    count: int,
+    beat: Callable[[], None],
+    spread: bool,
+) -> tuple[np.ndarray, bool]:
+    """Times of calm samples, or of all where too few are; and whether some were not calm."""
     readings: list[Reading] = []
     while len(readings) < measure.PATIENCE * count:
         beat()
+        if spread and readings and len(readings) % max(1, count // 3) == 0:
+            time.sleep(SPREAD_S)
         readings.append(measure.read(compiled, args, inner))
         if len(readings) >= count:
             times = np.array([one.ms for one in readings])
             if not compiled.each_ready:  # a GPU: see measure.interleave
-                return times
+                return times, False
             kept = measure.calm(np.array([one.share for one in readings]))
             if kept.sum() >= count:
-                return times[kept]
-    return np.array([one.ms for one in readings])
+                return times[kept], bool(kept.mean() < _MOSTLY)
+    return np.array([one.ms for one in readings]), True
 
 
 def _doubt(samples: np.ndarray, floor_ms: float) -> str:

@@ -149,6 +149,8 @@ class Bench:
         self._entered = entered
         self._references: dict[str, _Reference] = {}
         self._kept: dict[Candidate, Compiled] = {}
+        #: Whether another process disturbed a timing so far.
+        self._busy = False
         self._beaten = time.monotonic()
         #: The fastest so far with their programs: finalists need no second compile.
         self._leaders: list[tuple[float, Candidate, Compiled]] = []
@@ -219,10 +221,11 @@ class Bench:
         args = measure.arguments(self.problem, self._reference(_TIMED).inputs)
         found = timing.time_program(
             compiled, args, self._rival(best), self.effort, self._floor_ms(), spent.enter,
-            lambda: self._beat("time"),
+            lambda: self._beat("time"), self._busy,
         )  # fmt: skip
         spent.enter("verify")
         self._same(compiled, before)
+        self._busy = self._busy or found.disturbed
         q1, median, q3 = found.quartiles_ms
         if median < self._floor_ms():
             plausible.measure_again(self.problem.dtype)
