@@ -137,7 +137,18 @@ def test_tuning_from_misses_takes_the_costliest_first(own_cache):
         for p, n in ((small, 1), (large, 50))
     ]
     miss.write(own_cache, missed)
-    told = run("tune", "attention", "--from-misses", "--trials", "2", "--budget", "5s", "--json")
+    told = run(
+        "tune",
+        "attention",
+        "--from-misses",
+        "--trials",
+        "2",
+        "--budget",
+        "5s",
+        "--isolation",
+        "none",
+        "--json",
+    )
     assert [one["problem"]["seq"] for one in json.loads(told.stdout)] == [96, 65]
     assert values("misses") == []
     assert "has missed a record" in run("tune", "attention", "--from-misses").output
