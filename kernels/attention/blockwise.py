@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..exponential import EXPONENTIALS
 from ..op import Config, Device, Implementation, Problem, Space
 from ..shardings import compiler_sharded, varying
 from ._blockwise_backward import backward
-from ._blockwise_exp import EXPONENTIALS
 from ._blockwise_forward import Exp, forward
 from ._blockwise_tiles import Blocks, Layout
 

@@ -23,7 +23,7 @@ from .features import (
     rows_before_any_key,
     rows_before_any_key_gradient,
 )
-from .problem import window_of
+from .problem import kind_of, window_of
 from .tiles import OUTPUT_AXES, Plan, merged, product, sums_after, sums_before
 
 Arrays = tuple[Any, ...]
@@ -43,7 +43,7 @@ def chunked(
 
     Args:
         config: ``chunk`` positions share one state, and ``span`` chunks are
-            computed side by side.
+            computed side by side; ``exp`` is the feature map's exponential.
     """
     batch, length, heads, _ = query.shape
     group = heads // key.shape[2]
@@ -56,6 +56,7 @@ def chunked(
         chunk=int(config["chunk"]),
         span=int(config["span"]),
         kind=feature_map,
+        exp=str(config["exp"]),
         per_head=group > 1 and initial_state is not None,
     )
     return compiler_sharded(
@@ -87,8 +88,8 @@ def _forward(
 
     def step(carry: Arrays, start: Any, count: int) -> Arrays:
         output, state = carry
-        q = phi(plan.queries(query, plan.late + start, count), plan.kind)
-        k = phi(plan.keys(key, start, count), plan.kind)
+        q = phi(plan.queries(query, plan.late + start, count), plan.kind, plan.exp)
+        k = phi(plan.keys(key, start, count), plan.kind, plan.exp)
         v = plan.keys(value, start, count)
         rows, state = _span(q, k, v, state, base, plan)
         return plan.put_queries(output, rows, plan.late + start, count), state
@@ -157,8 +158,8 @@ def _chunked_bwd(plan: Plan, saved: Arrays, cotangents: Arrays) -> Arrays:
 
     def step(carry: Arrays, start: Any, count: int, state: jax.Array) -> Arrays:
         (dq, dk, dv), d_state = carry
-        q = phi(plan.queries(query, plan.late + start, count), plan.kind)
-        k = phi(plan.keys(key, start, count), plan.kind)
+        q = phi(plan.queries(query, plan.late + start, count), plan.kind, plan.exp)
+        k = phi(plan.keys(key, start, count), plan.kind, plan.exp)
         v = plan.keys(value, start, count)
         do = plan.queries(d_output, plan.late + start, count)
         rows_q, rows_k, rows_v, d_state = _span_bwd((q, k, v, do), state, base, d_state, plan)
@@ -231,12 +232,18 @@ def _space(problem: Problem, device: Device) -> Space:
     """
     seen = max(problem.seq - window_of(problem) - 1, 1)
     return Space(
-        {"chunk": _CHUNKS, "span": _SPANS},
+        {"chunk": _CHUNKS, "span": _SPANS, "exp": _exponentials(problem, device)},
         where=(
             lambda c: int(c["chunk"]) < max(2 * seen, 32),
             lambda c: c["span"] == 1 or int(c["chunk"]) * int(c["span"]) < 4 * seen,
         ),
     )
+
+
+def _exponentials(problem: Problem, device: Device) -> tuple[str, ...]:
+    """Which exponentials are worth a try: one of our own on processors alone."""
+    softmax = kind_of(problem) == "softmax"
+    return ("polynomial", "native") if softmax and device.platform == "cpu" else ("native",)
 
 
 def default_config(problem: Problem, device: Device) -> Config:
@@ -248,10 +255,10 @@ def default_config(problem: Problem, device: Device) -> Config:
 
 def fitted(problem: Problem, device: Device, chunk: int, span: int) -> Config:
     """The config nearest to a wished one, halved until it is in the space."""
-    space = _space(problem, device)
-    while space.refusal({"chunk": chunk, "span": span}):
+    space, exp = _space(problem, device), _exponentials(problem, device)[0]
+    while space.refusal({"chunk": chunk, "span": span, "exp": exp}):
         chunk, span = (chunk, span // 2) if span > 1 else (chunk // 2, 1)
-    return {"chunk": chunk, "span": span}
+    return {"chunk": chunk, "span": span, "exp": exp}
 
 
 IMPLEMENTATION = Implementation(

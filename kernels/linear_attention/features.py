@@ -6,27 +6,46 @@ phi(x) = [softmax(x), softmax(-x)] over the head dimension, or with "relu"
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
+from ..exponential import EXPONENTIALS
+
 FEATURE_MAPS: Final = ("softmax", "relu")
 
 
-def feature_map(x: jax.Array, kind: str) -> jax.Array:
-    """phi(x): [..., H] to float32 [..., 2H]."""
+def feature_map(x: jax.Array, kind: str, exp: str = "native") -> jax.Array:
+    """phi(x): [..., H] to float32 [..., 2H], by an exponential of ``EXPONENTIALS``."""
     x = x.astype(jnp.float32)
     if kind == "relu":
         return jnp.concatenate([jax.nn.relu(x), jax.nn.relu(-x)], axis=-1)
-    # Both softmaxes from one array: half as many passes over memory as two calls.
     top = jax.lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
     low = jax.lax.stop_gradient(jnp.min(x, axis=-1, keepdims=True))
+    if exp != "native":
+        return _softmaxes(x, top, low, EXPONENTIALS[exp])
+    # Both softmaxes from one array: half as many passes over memory as two calls.
     e = jnp.exp(jnp.concatenate([x - top, low - x], axis=-1))
     # The exponentials are read twice, and XLA would compute them twice.
-    e = jax.lax.optimization_barrier(e).reshape(*x.shape[:-1], 2, x.shape[-1])
+    e = _once(e).reshape(*x.shape[:-1], 2, x.shape[-1])
     y = e / jnp.sum(e, axis=-1, keepdims=True)
     return y.reshape(*x.shape[:-1], 2 * x.shape[-1])
+
+
+def _softmaxes(
+    x: jax.Array, top: jax.Array, low: jax.Array, exp: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """Both softmaxes with every intermediate made once: XLA would make some for each reader."""
+    top, low = _once((top, low))
+    e = _once(exp(jnp.stack([x - top, low - x], axis=-2)))
+    y = e * _once(1.0 / jnp.sum(e, axis=-1, keepdims=True))
+    return y.reshape(*x.shape[:-1], 2 * x.shape[-1])
+
+
+def _once(value: Any) -> Any:
+    return jax.lax.optimization_barrier(value)
 
 
 def feature_map_gradient(y: jax.Array, g: jax.Array, kind: str) -> jax.Array:

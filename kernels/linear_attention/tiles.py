@@ -28,6 +28,7 @@ class Plan:
         chunk: Positions in a chunk.
         span: Chunks in a span.
         kind: The feature map.
+        exp: The exponential of the feature map.
         per_head: Whether the state differs between the query heads of a group,
             which it does only where an initial state tells them apart.
     """
@@ -40,6 +41,7 @@ class Plan:
     chunk: int
     span: int
     kind: str
+    exp: str
     per_head: bool
 
     @property

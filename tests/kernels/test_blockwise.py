@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapetune.cache.key import Device, Problem
-from shapetune.kernels.attention._blockwise_exp import polynomial_exp
 from shapetune.kernels.attention._blockwise_tiles import Blocks, Layout
 from shapetune.kernels.attention.blockwise import IMPLEMENTATION, blockwise
+from shapetune.kernels.exponential import polynomial_exp
 
 from . import dense_attention
 

@@ -46,7 +46,8 @@ def _grid():
 
 @pytest.mark.parametrize("problem", list(_grid()), ids=lambda p: p.label)
 def test_chunked_agrees_with_float64(problem):
-    wished = Candidate("chunked", {"chunk": 32, "span": 2})
+    exp = candidate(problem, "chunked").config["exp"]
+    wished = Candidate("chunked", {"chunk": 32, "span": 2, "exp": exp})
     fits = OP.implementation("chunked").refusal(problem, current_device(), wished.config) is None
     check_agrees(problem, wished if fits else candidate(problem, "chunked"))
 
@@ -56,10 +57,11 @@ def test_scan_agrees_with_float64(problem):
     check_agrees(problem, candidate(problem, "scan"))
 
 
+@pytest.mark.parametrize("exp", ["native", "polynomial"])
 @pytest.mark.parametrize(("chunk", "span"), [(16, 1), (32, 8), (256, 1)])
-def test_the_config_of_chunked_does_not_change_the_result(chunk, span):
+def test_the_config_of_chunked_does_not_change_the_result(chunk, span, exp):
     about = problem(333, 16, heads=2, kv_heads=1, features=("state",))
-    check_agrees(about, Candidate("chunked", {"chunk": chunk, "span": span}))
+    check_agrees(about, Candidate("chunked", {"chunk": chunk, "span": span, "exp": exp}))
 
 
 @pytest.mark.parametrize("seq", [512, 8192])
@@ -87,15 +89,16 @@ def test_harder_inputs_agree_with_float64(name, kind):
     words=st.sets(st.sampled_from(["state", "relu"])),
     chunk=st.sampled_from([16, 32]),
     span=st.sampled_from([1, 2]),
+    exp=st.sampled_from(["native", "polynomial"]),
 )
 def test_any_shape_window_and_chunk_agree_with_float64(
-    seq, window, kv_heads, group, dim, value_dim, words, chunk, span
+    seq, window, kv_heads, group, dim, value_dim, words, chunk, span, exp
 ):
     about = problem(
         seq, window, kv_heads=kv_heads, heads=kv_heads * group, batch=1, dim=dim,
         value_dim=value_dim, features=tuple(words),
     )  # fmt: skip
-    config = {"chunk": chunk, "span": span}
+    config = {"chunk": chunk, "span": span, "exp": exp if "relu" not in words else "native"}
     if OP.implementation("chunked").refusal(about, current_device(), config) is None:
         check_agrees(about, Candidate("chunked", config))
 

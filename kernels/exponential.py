@@ -1,4 +1,4 @@
-"""Exponentials for the softmax of blockwise attention.
+"""Exponentials for a softmax in plain JAX.
 
 XLA's own is accurate for every argument; a softmax only needs arguments up to
 0, and there a polynomial takes a processor half as long.
