@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,13 +63,17 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
 }
 
 
-@functools.cache
+_known: dict[type[Any], tuple[dict[str, str], frozenset[str]]] = {}
+
+
 def _declared(kind: type[Any]) -> tuple[dict[str, str], frozenset[str]]:
     """The fields of a dataclass with their types, and which of them must be there."""
-    declared = dataclasses.fields(kind)
-    # A field that came later has a default, and is missing in older records.
-    needed = frozenset(f.name for f in declared if f.default is dataclasses.MISSING)
-    return {f.name: str(f.type) for f in declared}, needed
+    if kind not in _known:
+        declared = dataclasses.fields(kind)
+        # A field that came later has a default, and is missing in older records.
+        needed = frozenset(f.name for f in declared if f.default is dataclasses.MISSING)
+        _known[kind] = {f.name: str(f.type) for f in declared}, needed
+    return _known[kind]
 
 
 def build(kind: type[Any], fields: object) -> Any:

@@ -322,12 +322,12 @@ def pin(
     **fields: Any,
 ) -> None:
     """Fixes what serves these problems on this device, above all measurements."""
-    from ..kernels import default
+    from ..kernels import default, get_op
 
     settings = dict(map(_setting, config))
     chosen = []
     for problem in problems_of(op, fields):
-        candidate = default.forced(default.get_op(op), problem, implementation, settings)
+        candidate = default.forced(get_op(op), problem, implementation, settings)
         chosen.append((problem, candidate))
     _write_pins(chosen, True, note, cache, as_json)
 
@@ -355,13 +355,15 @@ def _write_pins(
     made = []
     for problem, candidate in chosen:
         last = pins.latest(known.about(pins.KIND, device, problem))
-        if candidate is None and (last is None or not last.active):
-            continue
+        if candidate is None:
+            if last is None or not last.active:
+                continue
+            candidate = last.candidate
         made.append(
             pins.Pin(
                 problem=problem,
                 device=device,
-                candidate=candidate or last.candidate,
+                candidate=candidate,
                 active=active,
                 count=last.count + 1 if last else 1,
                 time=round(time.time(), 3),

@@ -11,7 +11,6 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -119,7 +118,7 @@ def _first_state() -> State:
         return _process_state
 
 
-def load(paths: str | Path | Sequence[str | Path]) -> int:
+def load(paths: str | Place | Sequence[str | Place]) -> int:
     """Makes these cache places the process's, and returns how many records they hold.
 
     Args:
@@ -149,7 +148,7 @@ def reload() -> int:
 
 
 @contextlib.contextmanager
-def use_cache(paths: str | Path | Sequence[str | Path]) -> Iterator[None]:
+def use_cache(paths: str | Place | Sequence[str | Place]) -> Iterator[None]:
     """Dispatches from these cache places inside the ``with`` block, in this thread.
 
     Raises:
