@@ -223,8 +223,9 @@ def compile_all(
         # few that are left: one process each finds the culprit.
         for index in [i for i in left if i not in found][: 2 * jobs + 1]:
             if not _run_pool(work, tasks, [index], 1, hear):
-                names = tasks[index][0].key, *tasks[index][1:3]
-                hear(index, Compilation(*names, "crashed", note="the compiler died or hung"))
+                target, problem, candidate = tasks[index][:3]
+                note = "the compiler died or hung"
+                hear(index, Compilation(target.key, problem, candidate, "crashed", note=note))
     return [found[i] for i in range(len(tasks))]
 
 

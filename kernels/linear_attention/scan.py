@@ -33,11 +33,12 @@ def scan(
     config: Config,
 ) -> tuple[jax.Array, jax.Array]:
     """Residual linear attention token by token; shapes as ``linear_attention``."""
-    return compiler_sharded(
-        lambda *arrays: _scan(*varying(arrays), window_size, feature_map),
-        (query, key, value, initial_state),
-        OUTPUT_AXES,
-    )
+
+    def lifted(*arrays: Any) -> tuple[jax.Array, jax.Array]:
+        q, k, v, state = varying(arrays)
+        return _scan(q, k, v, state, window_size, feature_map)
+
+    return compiler_sharded(lifted, (query, key, value, initial_state), OUTPUT_AXES)
 
 
 def _scan(
