@@ -95,9 +95,11 @@ def _import(modules: Sequence[str]) -> None:
     for name in modules:
         try:
             importlib.import_module(name)
-        except ImportError as error:
+        except Exception as error:  # whatever a person's module raises
             raise ShapetuneError(
-                f"modules holds {name!r}, which cannot be imported: {error}"
+                f"modules holds {name!r}, which cannot be imported "
+                f"({type(error).__name__}: {error}); name modules as import does, "
+                "and put their folder on PYTHONPATH"
             ) from error
 
 

@@ -53,3 +53,17 @@ def test_bad_options_are_named_without_a_traceback(own_cache, args, words):
     assert isinstance(done.exception, SystemExit)
     for word in words:
         assert word in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("raise OSError('no disk')", "no disk"), ("def (", "SyntaxError")]
+)
+def test_a_module_that_fails_is_named_with_what_it_raised(
+    own_cache, tmp_path, monkeypatch, text, words
+):
+    (tmp_path / "fails_at_import.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run("--modules", "fails_at_import")
+    assert done.exit_code == 1
+    for word in ("'fails_at_import'", words, "PYTHONPATH"):
+        assert word in done.output
