@@ -102,7 +102,7 @@ def target(key: str, extra: Path | None = None) -> Target:
     if key not in known:
         raise TargetError(
             f"there is no target {key!r}; there are {', '.join(known)}, "
-            "and --targets-file adds others"
+            "and --targets-file of shapetune check adds others"
         )
     return known[key]
 
