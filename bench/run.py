@@ -7,6 +7,7 @@ moment, or made in pieces of a given time.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 
 from ..cache.errors import ShapetuneError
 from . import isolate, suites
-from .schema import BenchFile, Row, identity, read, suite_of, write
+from .schema import BenchFile, Row, check_writable, identity, read, suite_of, write
 from .suites import Plan
 
 #: What may differ between a file and the run that goes on with it.
@@ -57,6 +58,12 @@ class Settings:
     interpret: bool = False
     cache: str | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.memory_gb < math.inf:
+            raise ShapetuneError(
+                f"memory={self.memory_gb} is not a size; give GiB such as 4, or 0 for no limit"
+            )
+
 
 class Watcher(Protocol):
     """Hears how a benchmark goes on."""
@@ -82,6 +89,7 @@ def run(plan: Plan, output: Path, settings: Settings, watcher: Watcher) -> tuple
 
     Raises:
         BenchFileError: The file is there but is not one of ours.
+        OutputError: The file cannot be written.
         ShapetuneError: It is of another device, or of another grid without ``append``.
     """
     watcher.doing("looking at the device")
@@ -115,6 +123,7 @@ def _opened(plan: Plan, output: Path, settings: Settings) -> BenchFile:
     kept = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
     kept = {name: kept[name] for name in ("append", "interleave", "tune", "cache")}
     config = {"output": output.name, **plan.config, **kept}
+    check_writable(output)
     device = described()
     if not output.exists():
         return BenchFile(device, config, [], output.stem)

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,16 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("max_abs_err", "rel_err", "tflops"), _NUMBER),
     **_ABOUT, "memory_note": (str,), "samples_ms": (list,),
 }  # fmt: skip
+_LARGEST = 2**63
 _POSITIVE = ("seq", "head_dim", "dim", "batch", "heads", "inner", "median_ms")
 
 
 class BenchFileError(ShapetuneError, ValueError):
     """A file is not a benchmark file of this schema."""
+
+
+class OutputError(ShapetuneError, OSError):
+    """A file cannot be written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +124,8 @@ def faults(row: object) -> list[str]:
             found.append(f"{name}={value!r:.40} is not {' or '.join(k.__name__ for k in kinds)}")
         elif isinstance(value, float) and not math.isfinite(value):
             found.append(f"{name}={value} is not finite")
+        elif isinstance(value, int) and abs(value) > _LARGEST:
+            found.append(f"{name} is larger than 2^63")
         elif name in _POSITIVE and not value > 0:
             found.append(f"{name}={value} is not above 0")
     if found:
@@ -130,7 +138,16 @@ def faults(row: object) -> list[str]:
             found.append(f"has neither {', '.join(_PROGRAM_MEMORY)} nor peak_mb")
         if not row["q1_ms"] <= row["median_ms"] <= row["q3_ms"]:
             found.append("median_ms is not between q1_ms and q3_ms")
+    if not all(_is_sample(one) for one in row.get("samples_ms", ())):
+        found.append("samples_ms holds something else than [round, milliseconds]")
     return found
+
+
+def _is_sample(one: object) -> bool:
+    if not isinstance(one, list) or len(one) != 2:
+        return False
+    turn, spent = one
+    return _is(turn, (int,)) and _is(spent, _NUMBER) and 0 < spent < math.inf
 
 
 def _is(value: object, kinds: tuple[type, ...]) -> bool:
@@ -153,6 +170,9 @@ def check(content: object, name: str) -> BenchFile:
                 f"{name} is not a benchmark file: it has no {part} ({kind.__name__}); "
                 "make one with shapetune bench"
             )
+    window = content["config"].get("window")
+    if window is not None and not _is(window, (int,)):
+        raise BenchFileError(f"{name}: the config's window={window!r:.40} is not int")
     seen: set[tuple[Any, ...]] = set()
     for i, row in enumerate(content["results"]):
         wrong = faults(row)
@@ -174,9 +194,28 @@ def read(path: Path) -> BenchFile:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BenchFileError(f"{path} cannot be read as a benchmark file: {error}") from None
-    return check(content, path.stem)
+    except (OSError, ValueError, RecursionError) as error:
+        raise BenchFileError(
+            f"{path} cannot be read as a benchmark file: {error}; "
+            "name one that shapetune bench made"
+        ) from None
+    return dataclasses.replace(check(content, str(path)), name=path.stem)
+
+
+def check_writable(path: Path) -> None:
+    """Makes the folder of a file, and makes sure before hours of work that it takes files.
+
+    Raises:
+        OutputError: It does not.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except (OSError, ValueError) as error:
+        raise OutputError(
+            f"output={str(path)!r} cannot be written ({error}); give another --output"
+        ) from None
 
 
 def write(path: Path, file: BenchFile) -> None:

@@ -112,6 +112,12 @@ def plan(
     for name in chosen:
         if name not in implementations(op):
             raise ShapetuneError(f"impl {name!r} is not one of {', '.join(implementations(op))}")
+    foreign = ("window", "chunk") if op == "attention" else ("causal",)
+    for name in foreign:
+        if (grid or {}).get(name) is not None:
+            raise ShapetuneError(
+                f"{name} is not an axis of the benchmark of {op}; leave --{name} out"
+            )
     changes = {name: value for name, value in (grid or {}).items() if value is not None}
     wanted = ("attention",) if op == "attention" else tuple(suites) or LINEAR_SUITES
     grids = {suite: {**_GRIDS[suite], **changes} for suite in wanted}

@@ -243,11 +243,16 @@ def test_unknown_names_are_refused_before_anything_runs():
         ({"impls": ("fastest",)}, "fastest"),
         ({"suites": ("kernel",)}, "suite"),
         ({"grid": {"heads": 0}}, "heads"),
+        ({"grid": {"window": 3}}, "window is not an axis"),
     ):
         with pytest.raises(ShapetuneError, match=words):
             suites.plan("attention", **arguments)
     with pytest.raises(ShapetuneError, match="speed"):
         suites.plan("linear_attention", ("speed",))
+    with pytest.raises(ShapetuneError, match="causal is not an axis"):
+        suites.plan("linear_attention", grid={"causal": (True,)})
+    with pytest.raises(ShapetuneError, match="memory=nan"):
+        Settings(memory_gb=float("nan"))
 
 
 def test_interpreted_kernels_are_rows_that_say_so_on_a_cpu():

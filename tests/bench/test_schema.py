@@ -52,6 +52,9 @@ def test_a_whole_row_has_no_faults():
         ({"mode": "bwd"}, "not known"),
         ({"colour": 3}, "holds colour"),
         ({"suite": "speed"}, "not one of"),
+        ({"seq": 10**400}, "larger than"),
+        ({"samples_ms": ["a"]}, "samples_ms holds"),
+        ({"samples_ms": [[0, -1.0]]}, "samples_ms holds"),
         ({"error": "it broke"}, "holds max_abs_err"),
     ],
 )
@@ -73,6 +76,9 @@ def test_a_file_survives_being_written_and_read(tmp_path):
     [
         ("[1]", "not a JSON object"),
         ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("9" * 5_000, "cannot be read"),
+        ('{"device": {}, "config": {"window": "64"}, "results": []}', "window='64' is not int"),
         ('{"device": {}, "config": {}}', "no results"),
         (_file([timed(), timed()]), "row 2 is there twice"),
         (_file([3]), "row 1 is not an object"),
@@ -83,6 +89,14 @@ def test_a_file_that_is_no_benchmark_is_refused_by_name(tmp_path, content, words
     path.write_text(content)
     with pytest.raises(BenchFileError, match=words):
         schema.read(path)
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(schema.OutputError, match="give another --output"):
+        schema.check_writable(tmp_path / "file" / "out.json")
+    schema.check_writable(tmp_path / "new" / "out.json")
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_the_suites_cover_the_points_of_their_files():
