@@ -264,7 +264,11 @@ def regret(found: Table, group: str, chooser: str = "default") -> list[Loss]:
     for point, rows in sorted(found.items()):
         if chooser not in rows or value_of(rows[chooser]) is None or point.suite == "peak":
             continue
-        times = {n: value_of(row) for n, row in rows.items() if in_group(n, group)}
+        times = {
+            name: value_of(row)
+            for name, row in rows.items()
+            if name == chooser or in_group(name, group)
+        }
         known = {name: value for name, value in times.items() if value is not None}
         best = min(known, key=lambda name: known[name])
         if best == chooser or _same_program(rows[chooser], rows[best]):
@@ -324,8 +328,8 @@ def common_points(files: Sequence[BenchFile], match: Callable[[Point], Point]) -
     if not found:
         raise ShapetuneError(
             f"{', '.join(f.name for f in files)} have no point in common; they cover "
-            + "; ".join(f"{f.name}: {len(s)} points, such as {min(s).label}"
-                        for f, s in zip(files, sets, strict=True) if s)
+            + "; ".join(f"{f.name}: {len(s)} points, such as {min(s).label}" if s
+                        else f"{f.name}: none" for f, s in zip(files, sets, strict=True))
             + "; --any-batch compares points of different batch sizes"
         )  # fmt: skip
     return found

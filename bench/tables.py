@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from ..autotune.display import milliseconds
+from ..cache.errors import ShapetuneError
 from . import compare
 from .compare import Loss, Pair, Point, Summary, Table
 from .schema import BenchFile
@@ -100,9 +102,14 @@ def comparison(
     """Files side by side; ``chooser`` as in ``within``.
 
     Raises:
-        ShapetuneError: They have no point in common.
+        ShapetuneError: They have no point in common, or ``chooser`` is in none of them.
     """
     points = compare.common_points(files, match)
+    names = sorted({compare.name_of(row) for file in files for row in file.results})
+    if chooser is not None and chooser not in names:
+        raise ShapetuneError(
+            f"to={chooser!r} is in none of the files; they have: {', '.join(names)}"
+        )
     tables = [{match(p): rows for p, rows in compare.table(file).items()} for file in files]
     return Comparison(
         [within(file, chooser) for file in files],
@@ -135,7 +142,8 @@ def regret_map(losses: Sequence[Loss]) -> dict[str, Any]:
 def rendered(found: Comparison, points: bool) -> Iterator[Any]:
     """What a terminal shows of a comparison."""
     for one in found.within:
-        yield f"\n[bold]{one.file.name}[/bold]: {one.file.device_name}, {len(one.file.results)} rows"
+        about = f": {one.file.device_name}, {len(one.file.results)} rows"
+        yield Text.assemble("\n", (one.file.name, "bold"), about)
         if one.summaries:
             title = f"Time of each over {one.chooser}'s (above 1: {one.chooser} is faster)"
             yield summary_table(title, one.summaries)

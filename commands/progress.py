@@ -87,6 +87,9 @@ class Steps:
 
 
 def wide_console() -> Console:
-    """Standard output; a pipe has no width of its own, and each row of a table stays whole."""
-    console = Console()
-    return console if console.is_terminal else Console(width=240)
+    """Standard output, without markup: it shows names of others' files.
+
+    A pipe has no width of its own, and each row of a table stays whole.
+    """
+    console = Console(markup=False)
+    return console if console.is_terminal else Console(width=240, markup=False)

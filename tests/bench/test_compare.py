@@ -100,6 +100,15 @@ def test_one_candidate_under_two_names_loses_nothing_to_itself():
         assert loss.surely_above(0.02) == (chosen == "xla")
 
 
+def test_any_implementation_may_be_held_against_a_group_that_lacks_it():
+    rows = [timed(impl="torch_flash"), timed(impl="jax_xla", median_ms=1.0, q1_ms=1.0, q3_ms=1.0)]
+    found = compare.table(BenchFile({}, {}, rows))
+    (loss,) = compare.regret(found, "ours", "torch_flash")
+    assert (loss.best, loss.regret) == ("torch_flash", 0.0)
+    (loss,) = compare.regret(found, "jax", "torch_flash")
+    assert (loss.best, loss.regret) == ("jax_xla", 1.0)
+
+
 def test_a_loss_within_the_noise_is_not_a_sure_one():
     noise = [0.8, 1.3, 0.9, 1.2, 1.1, 0.7, 1.4]
     rows = [sampled("default", [1.1 * n for n in noise]), sampled("xla", noise[::-1])]
@@ -150,3 +159,19 @@ def test_the_command_says_what_is_wrong_with_a_file(tmp_path):
     assert shown.exit_code == 1
     assert "not a benchmark file" in shown.output
     assert Path(path).exists()
+
+
+def test_the_command_knows_what_others_may_be_held_against():
+    shown = CliRunner().invoke(main, ["compare", str(FILES[0]), "--to", "fastest"])
+    assert shown.exit_code == 1
+    assert "to='fastest' is in none of the files; they have: default" in shown.output
+
+
+def test_names_in_files_are_shown_as_they_are(tmp_path):
+    path = tmp_path / "[red]here.json"
+    rows = [timed(impl="xla", tag="[bold]before"), timed(impl="xla", tag="[/x]after")]
+    schema.write(path, BenchFile({"device_kind": "[blue]x"}, {}, rows))
+    shown = CliRunner().invoke(main, ["compare", str(path), "--points"])
+    assert shown.exit_code == 0, shown.output
+    for word in ("[red]here: [blue]x, 2 rows", "xla:[bold]before", "xla:[/x]after"):
+        assert word in shown.output
