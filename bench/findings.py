@@ -132,7 +132,7 @@ def gather(records: RecordSet, files: Sequence[BenchFile]) -> Findings:
     return Findings(
         tuned=sorted(deciding, key=lambda r: (-r.comparison.ratio, r.problem.key)),
         stale=stale,
-        quarantined=list(records.of_kind(quarantine.KIND)),
+        quarantined=_standing(records.of_kind(quarantine.KIND)),
         damage=[(str(one.path), one.reason) for one in records.damage],
         failures=_failures(trial for record in deciding for trial in record.trials),
         files=[tables.within(file) for file in files],
@@ -167,6 +167,15 @@ def wall_time(records: Sequence[Record]) -> dict[str, dict[str, float]]:
             spent.setdefault(phase, {"all": 0.0})["all"] += seconds
     known = sum(sum(by.values()) for by in spent.values())
     return {**spent, "the rest": {"all": max(total - known, 0.0)}}
+
+
+def _standing(quarantines: Iterable[Quarantine]) -> list[Quarantine]:
+    """The quarantines that were not lifted, each candidate once for a device and its versions."""
+    last: dict[tuple[Any, ...], Quarantine] = {}
+    for one in sorted(quarantines, key=lambda q: (q.time, q.id)):
+        about = (one.device.key, one.problem.key, one.candidate, one.version)
+        last[(*about, choice.minor(one.jax))] = one
+    return [one for one in last.values() if one.status != quarantine.LIFTED]
 
 
 @dataclasses.dataclass(frozen=True)

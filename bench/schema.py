@@ -213,8 +213,10 @@ def check_writable(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise OutputError(
-            f"output={str(path)!r} cannot be written ({error}); give another --output"
+            f"output={str(path)!r} cannot be written ({reason}: {path.parent}); "
+            "give another --output"
         ) from None
 
 

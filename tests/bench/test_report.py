@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from shapetune.bench import figures, findings, page, schema
 from shapetune.cache import Candidate, Trial, load, publish
-from shapetune.cache.quarantine import Quarantine
+from shapetune.cache.quarantine import LIFTED, Quarantine
 from shapetune.cache.record_set import RecordSet
 from shapetune.cli import main
 
@@ -70,6 +70,15 @@ def test_the_summary_counts_what_is_there(found):
     assert sum(spent.values()) == pytest.approx(7 * 10.0, abs=0.3)
     assert [one["errors"] for one in told["files"]] == [12, 18]
     json.dumps(told)
+
+
+def test_a_candidate_is_quarantined_once_and_until_that_is_lifted():
+    first = quarantined()
+    later = dataclasses.replace(first, time=first.time + 1, note="grad_key: error 0.4")
+    lifted = dataclasses.replace(first, time=first.time + 2, status=LIFTED, note="")
+    for several, standing in (([later, first], [later]), ([later, lifted, first], [])):
+        told = findings.gather(RecordSet([one.to_bytes() for one in several]), [])
+        assert told.quarantined == standing
 
 
 def test_a_newer_record_of_a_problem_is_counted_once(records):
