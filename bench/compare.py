@@ -54,9 +54,10 @@ class Point:
         """A short text for tables."""
         causal = " causal" if self.suite == "attention" and self.causal else ""
         window = f" window {self.window}" if self.suite != "attention" else ""
+        batch = f" {self.batch}×{self.heads}" if self.batch else ""  # none if any matches
         return (
-            f"{self.suite} seq {self.seq} dim {self.dim} {self.dtype}{causal}{window} "
-            f"{self.batch}×{self.heads} {self.mode}"
+            f"{self.suite} seq {self.seq} dim {self.dim} {self.dtype}{causal}{window}"
+            f"{batch} {self.mode}"
         )
 
     @property
@@ -330,7 +331,8 @@ def common_points(files: Sequence[BenchFile], match: Callable[[Point], Point]) -
             f"{', '.join(f.name for f in files)} have no point in common; they cover "
             + "; ".join(f"{f.name}: {len(s)} points, such as {min(s).label}" if s
                         else f"{f.name}: none" for f, s in zip(files, sets, strict=True))
-            + "; --any-batch compares points of different batch sizes"
+            + ("; --any-batch compares points of different batch sizes" if match is exactly
+               else "; give files whose grids overlap")
         )  # fmt: skip
     return found
 

@@ -128,6 +128,8 @@ def test_groups_are_ours_jax_and_torch():
 def test_files_without_a_common_point_say_what_they_cover():
     with pytest.raises(ShapetuneError, match=r"no point in common.*108 points"):
         tables.comparison([schema.read(path) for path in FILES], compare.exactly)
+    with pytest.raises(ShapetuneError, match=r"seq 128 dim 64 bfloat16 fwd.*grids overlap"):
+        tables.comparison([schema.read(path) for path in FILES], compare.any_batch)
 
 
 def test_points_of_another_batch_match_if_asked(tmp_path):
