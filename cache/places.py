@@ -16,10 +16,11 @@ from .errors import CacheError
 from .key import Device
 from .segment import is_segment
 
-_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
+_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL | re.IGNORECASE)
 #: A URL at the start of a list: what names the host may hold a colon, the rest may not.
 _URL_IN_LIST = re.compile(
-    rf"[a-z][a-z0-9+.-]+://([^/{os.pathsep}@]*(:[^/@]*)?@)?[^/{os.pathsep}]*(:\d+)?[^{os.pathsep}]*"
+    rf"[a-z][a-z0-9+.-]+://([^/{os.pathsep}@]*(:[^/@]*)?@)?[^/{os.pathsep}]*(:\d+)?[^{os.pathsep}]*",
+    re.IGNORECASE,
 )
 _MAX_PATH = 4000
 _MAX_NAME = 255
@@ -29,6 +30,11 @@ _NAMED = "name a folder, a .msgpack file made by shapetune, or a URL such as s3:
 SHIPPED = Path(__file__).resolve().parent.parent / "shipped"
 
 
+def without_secrets(text: str) -> str:
+    """A URL, or a list of places, without the user names and passwords in its URLs."""
+    return re.sub(r"://[^/@]*@", "://***@", text)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Remote:
     """A remote place: only read, through a local mirror."""
@@ -36,7 +42,7 @@ class Remote:
     url: str
 
     def __str__(self) -> str:
-        return re.sub(r"://[^/@]*@", "://***@", self.url)
+        return without_secrets(self.url)
 
     @property
     def name(self) -> str:
@@ -61,9 +67,16 @@ def as_place(value: object) -> Place:
     if not isinstance(text, str) or not text.strip():
         raise CacheError(f"a cache place is named by {text!r:.80}; {_NAMED}")
     url = _URL.fullmatch(text) if isinstance(value, str) else None
-    if url and url["scheme"] not in ("file", "local"):
-        return Remote(text.rstrip("/"))
-    path = Path(url["rest"] if url else text)
+    named = text
+    if url:
+        scheme, named = url["scheme"].lower(), url["rest"]
+        remote = scheme not in ("file", "local")
+        if not (named.strip("/") if remote else named):
+            raise CacheError(f"cache place {text!r:.80} names nothing after its scheme; {_NAMED}")
+        if remote:
+            return Remote(f"{scheme}://{named.rstrip('/')}")
+        named = re.sub(r"^localhost(?=/)", "", named)
+    path = Path(named)
     try:
         path = path.expanduser()
     except RuntimeError as error:
@@ -139,6 +152,14 @@ def read_path() -> list[Place]:
     """
     shared = [place for place in (site_place(), SHIPPED) if place is not None and _is_dir(place)]
     return [*own_places(), *shared]
+
+
+def is_gone(place: Place) -> bool:
+    """Whether a path is certainly not there; one that may not be looked at is not."""
+    try:
+        return isinstance(place, Path) and not place.exists()
+    except OSError:
+        return False
 
 
 def _is_dir(path: Path) -> bool:

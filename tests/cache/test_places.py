@@ -53,6 +53,19 @@ def test_a_list_is_split_like_path_and_urls_keep_their_colons():
 
 def test_a_file_url_is_a_path():
     assert as_place("file:///a/b") == Path("/a/b")
+    assert as_place("file://localhost/a/b") == Path("/a/b")
+    assert as_place("file:///") == Path("/")
+
+
+@pytest.mark.parametrize("bad", ["s3://", "s3:///", "file://", "S3://"])
+def test_a_url_without_a_place_is_refused(bad):
+    with pytest.raises(CacheError, match=r"names nothing after its scheme.*name a folder"):
+        as_place(bad)
+
+
+def test_the_scheme_of_a_url_may_be_in_capitals():
+    assert as_place("S3://Bucket/X/") == Remote("s3://Bucket/X")
+    assert split_places("/a:HTTP://h:80/x:/b") == [Path("/a"), Remote("http://h:80/x"), Path("/b")]
 
 
 def test_the_read_path_is_own_then_site_then_shipped(tmp_path, monkeypatch):
