@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import CacheError
 from .key import Device
-from .places import Place, check_place, local
+from .places import Place, Remote, is_gone
 from .record_set import Damage, RecordSet
 from .segment import MAX_SEGMENT_BYTES, pack_segment, write_file, write_segments
 from .store import check_folder, load_folders, read_folder
@@ -49,6 +49,11 @@ def device_folders(place: Path) -> list[Path]:
         return sorted(path for path in place.iterdir() if path.is_dir() and path.name[0] != ".")
     except FileNotFoundError:
         return []
+    except NotADirectoryError:
+        raise CacheError(
+            f"cache place {str(place)!r} is a single file, or below one, where a folder is "
+            "needed; shapetune cache merge and import read such files"
+        ) from None
     except OSError as error:
         raise CacheError(f"cannot list the cache at {place}: {error.strerror}") from error
 
@@ -69,13 +74,13 @@ def merge(
         tell: Hears of each device folder that is done.
 
     Raises:
-        CacheError: The place cannot be written, or a source is something else.
+        CacheError: The place cannot be written, or a source is something else or not there.
     """
     target = check_folder(place)
-    missing = [source for source in sources if isinstance(source, Path) and not source.exists()]
+    missing = [source for source in sources if is_gone(source)]
     if missing:
         raise CacheError(f"there is no cache at {', '.join(map(str, missing))}; nothing was merged")
-    coming = load_folders(sources, lambda name: True)
+    coming = load_folders([_at_hand(source) for source in sources], lambda name: True)
     added, present, written = 0, 0, 0
     for key, payloads in sorted(coming.by_device_key().items()):
         device = Device.from_key(key)
@@ -90,6 +95,15 @@ def merge(
         written += len(write_segments(target / device.folder, new))
         tell(device.folder)
     return Change(added, present, written, 0, tuple(coming.damage))
+
+
+def _at_hand(source: Place) -> Place:
+    """A source as it is now: one that was named to be merged may not be an old mirror of it."""
+    if not isinstance(source, Remote):
+        return source
+    from .mirror import fetched  # only where it is needed: it knows remote places
+
+    return fetched(source)
 
 
 def compact(place: Place, tell: Callable[[str], None] = lambda name: None) -> Change:
@@ -157,7 +171,13 @@ def export(places: Iterable[Place], path: Path, found: RecordSet | None = None) 
             f"{len(found)} records make {len(data) / 2**20:.0f} MiB, and one file holds "
             f"{MAX_SEGMENT_BYTES / 2**20:.0f}; export fewer, or merge into a folder"
         )
-    write_file(path, data)
+    try:
+        write_file(path, data)
+    except CacheError as error:
+        reason = getattr(error.__cause__, "strerror", None) or error.__cause__
+        raise CacheError(
+            f"cannot write {str(path)!r}: {reason}; name a file in a folder that you may write to"
+        ) from error
     return len(found)
 
 
@@ -175,8 +195,7 @@ def repair(place: Place) -> list[Path]:
         CacheError: The place cannot be written.
     """
     moved = []
-    check_place(place)
-    for folder in device_folders(local(place)):
+    for folder in device_folders(check_folder(place)):
         found = RecordSet()
         read_folder(folder, found)
         found.decode_all()

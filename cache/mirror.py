@@ -25,6 +25,8 @@ log = logging.getLogger("shapetune")
 
 #: A place that failed is not tried again for so long.
 _PATIENCE_S = 60.0
+#: Waits longer than this are no sign of intent, and some systems cannot time them.
+_LONGEST_S = 1e9
 _FETCHED, _FAILED = "fetched", "failed"
 #: The file in a mirror that says what it mirrors.
 _NAME = "place.txt"
@@ -53,6 +55,24 @@ def mirrored(place: Remote, device: Device | None) -> Path:
         _stamp(stamps / _FAILED)
         log.warning("cache place %s is left out: %s; %s", place, failure, known)
     return mirror
+
+
+def fetched(place: Remote) -> Path:
+    """The local folder that mirrors a remote place, brought up to date whatever its age.
+
+    Raises:
+        CacheError: The place cannot be reached.
+    """
+    mirror = _folder_of(place)
+    _refresh(place, mirror, None)
+    _stamp(mirror / ".stamps" / "all" / _FETCHED)
+    return mirror
+
+
+def out_of_reach(place: Remote, device: Device) -> bool:
+    """Whether the last attempt to bring a device's mirror of a place up to date failed."""
+    stamps = _folder_of(place) / ".stamps" / device.folder
+    return _age(stamps / _FAILED) < _age(stamps / _FETCHED)
 
 
 def _refresh(place: Remote, mirror: Path, folder: str | None) -> None:
@@ -136,6 +156,8 @@ def _seconds(variable: str, default: float) -> float:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not 0 <= number < float("inf"):
-        raise ConfigError(f"{variable}={text!r} is not a number of seconds")
+    if not 0 <= number <= _LONGEST_S:
+        raise ConfigError(
+            f"{variable}={text!r} is not a number of seconds from 0 to {_LONGEST_S:.0f}"
+        )
     return number

@@ -10,7 +10,7 @@ import pytest
 
 import shapetune
 from shapetune.cache import load, merge, publish
-from shapetune.cache.errors import CacheError
+from shapetune.cache.errors import CacheError, ConfigError
 from shapetune.cache.places import Remote, as_place
 from shapetune.cache.remote import pull, push
 
@@ -189,6 +189,25 @@ def test_a_place_that_is_down_costs_a_warning_and_what_was_mirrored_counts(
     caplog.clear()
     assert len(load([as_place(url)])) == 5
     assert "failed a moment ago" in caplog.text
+
+
+@pytest.mark.parametrize("bad", ["abc", "-1", "inf", "nan", "1e300"])
+@pytest.mark.parametrize("name", ["SHAPETUNE_MIRROR_AGE", "SHAPETUNE_REMOTE_TIMEOUT"])
+def test_a_time_that_can_not_be_waited_is_refused(monkeypatch, name, bad):
+    monkeypatch.setenv(name, bad)
+    with pytest.raises(ConfigError, match=f"{name}='{bad}' is not a number of seconds"):
+        load([Remote("http://127.0.0.1:9/x")])
+
+
+def test_a_merge_takes_a_place_as_it_is_now_and_not_its_mirror(tmp_path):
+    pytest.importorskip("aiohttp")
+    mine = _filled(tmp_path / "mine")
+    with served(mine) as url:
+        assert merge.merge(tmp_path / "other", [as_place(url)]).added == 5
+        publish(mine, [light(99)])
+        assert merge.merge(tmp_path / "other", [as_place(url)]).added == 1
+    with pytest.raises(CacheError, match="cannot list"):
+        merge.merge(tmp_path / "other", [as_place(url)])
 
 
 def test_a_place_that_never_answers_costs_no_more_than_the_timeout(monkeypatch, caplog):
