@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,12 @@ class Benchmark:
         ]
 
 
+def unknown(records: Iterable[Imported], known: Iterable[Imported]) -> list[Imported]:
+    """Those of the records that say something else than all that are known, but for the time."""
+    said = {dataclasses.replace(one, time=0.0) for one in known}
+    return [one for one in records if dataclasses.replace(one, time=0.0) not in said]
+
+
 def read_benchmark(path: Path) -> Benchmark:
     """The times in a benchmark file that implementations of this package can be held to.
 
@@ -173,9 +179,15 @@ def read_benchmark(path: Path) -> Benchmark:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MAX_BYTES:
+        if not path.is_file() and path.exists():
+            raise CacheError(
+                f"benchmark file {str(path)!r} is not a regular file; name a .json file"
+            )
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
             raise CacheError(f"{path} is larger than any benchmark file is")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(data.decode())
     except CacheError:
         raise
     except (OSError, ValueError, RecursionError) as error:
