@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Any
 
 import click
@@ -15,6 +17,9 @@ class _Group(click.Group):
     """Turns the package's own errors into one clear line and exit status 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        # A name that is no text, or a terminal without ×, is no reason to fail.
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
         except ShapetuneError as error:

@@ -14,6 +14,7 @@ from ..cache.places import Place, local, read_path, write_place
 from .options import (
     Names,
     cache_option,
+    check_window,
     json_option,
     op_argument,
     op_name,
@@ -80,10 +81,7 @@ def explain(op: str, cache: Place | None, as_json: bool, **fields: Any) -> None:
     """Says which candidate serves a call, what was considered for it, and why."""
     from ..kernels import default
 
-    if op == "linear_attention" and fields["window"] is None:
-        raise click.UsageError(
-            "--window is needed: linear_attention has no default for it; -1 leaves out nothing"
-        )
+    check_window(op, fields["window"])
     if cache:
         default.load([cache])
     decisions = [default.explain_problem(problem) for problem in problems_of(op, fields)]
@@ -141,9 +139,11 @@ def misses(op: str | None, clear: bool, cache: Path | None, as_json: bool) -> No
     """Lists calls that had no record of their own, those that tuning would help most first."""
     from ..cache import load
     from ..cache import miss as words
-    from ..kernels import current_device
+    from ..kernels import current_device, get_op
     from ..kernels.checkup import missed
 
+    if op:
+        get_op(op)
     device = current_device()
     places = [cache] if cache else read_path()
     if clear:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,17 +18,21 @@ from ..cache import merge as merging
 from ..cache.errors import CacheError
 from ..cache.key import Device
 from ..cache.merge import Change
-from ..cache.places import Place, Remote, check_writable, local, read_path, write_place
+from ..cache.places import Place, Remote, check_writable, is_gone, read_path, write_place
 from ..cache.record_set import Damage, RecordSet
 from .options import (
     PlaceType,
     cache_option,
+    check_window,
     json_option,
     op_argument,
     place_option,
     problem_options,
     problems_of,
 )
+
+#: No parameter of a config has more.
+_MAX_DIGITS = 20
 
 
 @click.group()
@@ -61,8 +67,9 @@ def info(cache: Place | None, as_json: bool) -> None:
     rows = [_place_map(place) for place in places]
     every = merging.verify(places)
     values = {"places": rows, "records": len(every), "digest": every.digest}
-    lines = [f"{row['place']}: {row['what']}" for row in rows]
+    lines: list[str] = []
     for row in rows:
+        lines.append(f"{row['place']}: {row['what']}")
         lines += [f"  {name}: {count} record(s)" for name, count in row["devices"].items()]
         lines += [f"  {kind}: {count}" for kind, count in row["kinds"].items()]
     lines.append(f"together {len(every)} record(s), digest {every.digest}")
@@ -73,13 +80,17 @@ def _place_map(place: Place) -> dict[str, Any]:
     found = merging.verify([place])
     if isinstance(place, Remote):
         what = "remote, read through a mirror"
+    elif is_gone(place):
+        what = "not there yet"
+    elif not os.access(place, os.R_OK):
+        what = "may not be read"
     elif place.is_file():
         what = f"a file of {len(found)} record(s)"
     elif place.is_dir():
         segments = sum(1 for folder in merging.device_folders(place) for _ in folder.glob("*.msg*"))
         what = f"a folder of {len(found)} record(s) in {segments} segment(s)"
     else:
-        what = "not there yet"
+        what = "neither a folder nor a file"
     return {
         "place": str(place),
         "what": what,
@@ -164,7 +175,11 @@ def import_(files: tuple[Path, ...], target: str | None, cache: Path | None, as_
     _print(
         {"files": results},
         as_json,
-        *(f"{one['path']}: {one['records']} new record(s), {one['what']}" for one in results),
+        *(
+            f"{one['path']}: {one['records']} new record(s), {one['what']}"
+            + (f"; {len(one['damage'])} damaged part(s) skipped" if one.get("damage") else "")
+            for one in results
+        ),
     )
 
 
@@ -173,7 +188,12 @@ def _import_one(path: Path, place: Path, target: str | None) -> dict[str, Any]:
 
     if path.suffix == ".msgpack":
         change = merging.merge(place, [path])
-        return {"path": str(path), "records": change.added, "what": "of a cache"}
+        return {
+            "path": str(path),
+            "records": change.added,
+            "what": "of a cache",
+            "damage": _damage_maps(change.damage),
+        }
     benchmark = imported.read_benchmark(path)
     device = _device_named(benchmark.device_name, target)
     records = benchmark.records(device, path.name, round(time.time(), 3))
@@ -182,7 +202,10 @@ def _import_one(path: Path, place: Path, target: str | None) -> dict[str, Any]:
             f"{path} has no row that can be used; it skipped {dict(benchmark.skipped)}"
         )
     check_writable(place, device)
-    store.publish(place, records)
+    known = store.load([place], device).of_kind(imported.KIND)
+    records = imported.unknown(records, known)
+    if records:
+        store.publish(place, records)
     left = sum(benchmark.skipped.values())
     return {
         "path": str(path),
@@ -252,12 +275,14 @@ def pull(url: Place, cache: Path | None, as_json: bool) -> None:
     with _progress("pull") as progress:
         if isinstance(url, Remote):
             done = remote.pull(url, place, None, progress)
+        elif is_gone(url):
+            raise CacheError(f"there is no cache at {url}; nothing was pulled")
         else:
             done = remote.push(url, place, progress)
-    _transferred("pulled", done, as_json)
+    _transferred("pulled", done, as_json, f"nothing of a cache is at {url}")
 
 
-def _transferred(what: str, done: Any, as_json: bool) -> None:
+def _transferred(what: str, done: Any, as_json: bool, nothing: str = "") -> None:
     values = {
         "copied": done.copied,
         "present": done.present,
@@ -268,6 +293,8 @@ def _transferred(what: str, done: Any, as_json: bool) -> None:
         f"{what}: {done.copied} segment(s), {done.bytes / 2**20:.2f} MiB; "
         f"{done.present} there already"
     )
+    if nothing and not (done.copied or done.present or done.refused):
+        line = nothing
     _print(values, as_json, line, *_damage_lines(done.refused))
     if done.refused:
         sys.exit(1)
@@ -283,7 +310,9 @@ def verify(repair: bool, cache: Place | None, as_json: bool) -> None:
     """Reads every record, and lists what is damaged; exit status 1 if anything is."""
     places = [cache] if cache else read_path()
     found = merging.verify(places)
-    moved = merging.repair(local(places[0])) if repair and found.damage else []
+    moved = merging.repair(places[0]) if repair and found.damage else []
+    mended = {path.parent.parent / path.name for path in moved}
+    left = [one for one in found.damage if one.path not in mended]
     values = {
         "records": len(found),
         "damage": _damage_maps(found.damage),
@@ -292,8 +321,12 @@ def verify(repair: bool, cache: Place | None, as_json: bool) -> None:
     state = f"{len(found.damage)} damaged part(s)" if found.damage else "nothing is damaged"
     lines = [f"{len(found)} record(s); {state}", *_damage_lines(found.damage)]
     lines += [f"  moved aside: {path}" for path in moved]
+    if repair and left:
+        lines.append(
+            f"  {len(left)} left: only {places[0]} was repaired; name another with --cache"
+        )
     _print(values, as_json, *lines)
-    if found.damage and not moved:
+    if left:
         sys.exit(1)
 
 
@@ -301,7 +334,20 @@ def _setting(text: str) -> tuple[str, int | str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE, such as block_q=128")
-    return name, int(value) if value.lstrip("-").isdigit() else value
+    if not re.fullmatch(r"-?[0-9]+", value):
+        return name, value
+    if len(value) > _MAX_DIGITS:
+        raise click.BadParameter(f"{name}={value[:20]}… is no number that a parameter may be")
+    return name, int(value)
+
+
+def _check_text(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Refuses what is no text: arguments may hold any bytes, records only UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter(f"{value!r:.80} is not UTF-8; write it in UTF-8") from None
+    return value
 
 
 @cache.command()
@@ -309,7 +355,7 @@ def _setting(text: str) -> tuple[str, int | str]:
 @problem_options
 @click.option("--implementation", required=True, help="What to use for these problems.")
 @click.option("--config", multiple=True, metavar="NAME=VALUE", help="A parameter of it.")
-@click.option("--note", default="", help="Why, for those who find the pin.")
+@click.option("--note", default="", callback=_check_text, help="Why, for those who find the pin.")
 @cache_option
 @json_option
 def pin(
@@ -324,6 +370,12 @@ def pin(
     """Fixes what serves these problems on this device, above all measurements."""
     from ..kernels import default, get_op
 
+    check_window(op, fields["window"])
+    if implementation == "default":
+        raise click.UsageError(
+            "--implementation default stands for a choice, which a pin replaces; name another one, "
+            "or take a pin back with shapetune cache unpin"
+        )
     settings = dict(map(_setting, config))
     chosen = []
     for problem in problems_of(op, fields):
@@ -339,6 +391,7 @@ def pin(
 @json_option
 def unpin(op: str, cache: Path | None, as_json: bool, **fields: Any) -> None:
     """Takes back the pins of these problems on this device."""
+    check_window(op, fields["window"])
     _write_pins([(problem, None) for problem in problems_of(op, fields)], False, "", cache, as_json)
 
 

@@ -154,6 +154,14 @@ def problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def check_window(op: str, window: object) -> None:
+    """Refuses to speak of the recurrence without its window: a call of it must give one."""
+    if op == "linear_attention" and window is None:
+        raise click.UsageError(
+            "--window is needed: linear_attention has no default for it; -1 leaves out nothing"
+        )
+
+
 def problems_of(op: str, fields: dict[str, Any]) -> list[Any]:
     """The grid of problems that the options span."""
     from ..autotune import grid

@@ -16,7 +16,14 @@ from .._version import __version__
 from ..cache import miss, pin, quarantine, store
 from ..cache.errors import CacheError, ShapetuneError
 from ..cache.key import Device
-from ..cache.places import Place, check_place, check_writable, read_path
+from ..cache.places import (
+    Place,
+    Remote,
+    check_place,
+    check_writable,
+    read_path,
+    without_secrets,
+)
 from ..cache.record_set import RecordSet
 from .decision import Settings, decide, versions
 from .device import current_device
@@ -63,6 +70,9 @@ def check_up(places: Sequence[Place] | None = None) -> list[Finding]:
         records = store.load(places, device)
     except CacheError as error:
         return [*found, Finding("place", str(error), "name another place")]
+    except ShapetuneError as error:  # a variable that only a mirror reads
+        return [*found, Finding("settings", str(error), "set the variable as it says")]
+    found += _out_of_reach(places, device)
     found += _damage(records)
     found += _records(records, device, settings)
     found += _misses(places, records, device)
@@ -73,7 +83,7 @@ def _environment() -> list[Finding]:
     named = {
         name: value for name, value in sorted(os.environ.items()) if name.startswith("SHAPETUNE_")
     }
-    return [Finding("setting", f"{name}={value}") for name, value in named.items()]
+    return [Finding("setting", f"{name}={without_secrets(v)}") for name, v in named.items()]
 
 
 def _place(place: Place, device: Device, first: bool) -> list[Finding]:
@@ -98,6 +108,21 @@ def _place(place: Place, device: Device, first: bool) -> list[Finding]:
     count = len(store.segments_of(place / device.folder, RecordSet()))
     remedy = "shapetune cache compact" if count > MANY_SEGMENTS else ""
     return [Finding("place", f"{place}: {role}, {count} segment(s) of this device", remedy)]
+
+
+def _out_of_reach(places: Sequence[Place], device: Device) -> list[Finding]:
+    remote = [place for place in places if isinstance(place, Remote)]
+    if not remote:
+        return []
+    from ..cache.mirror import out_of_reach  # only where it is needed: it knows remote places
+
+    remedy = "check the URL, the network and the credentials; shapetune cache pull shows the error"
+    text = "cannot be reached; what its mirror has is used"
+    return [
+        Finding("place", f"{place}: {text}", remedy)
+        for place in remote
+        if out_of_reach(place, device)
+    ]
 
 
 def _damage(records: RecordSet) -> list[Finding]:

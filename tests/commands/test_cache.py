@@ -53,6 +53,10 @@ def test_a_benchmark_file_is_imported_for_its_device(own_cache):
     assert one["records"] == 108
     assert one["device"]["name"] == "NVIDIA GeForce RTX 3090"
     assert values("cache", "info")["places"][0]["kinds"] == {"imported": 108}
+    # Again it says nothing new, whatever the time.
+    (again,) = values("cache", "import", DATA / "rtx3090_attention.json")["files"]
+    assert again["records"] == 0
+    assert values("cache", "info")["places"][0]["kinds"] == {"imported": 108}
 
 
 def test_info_compact_and_verify(own_cache):
@@ -99,6 +103,83 @@ def test_explain_of_the_recurrence_asks_for_its_window():
     run("explain", "linear_attention", "--seq", "64", "--dim", "32", "--window", "-1")
 
 
+def test_a_pin_of_the_recurrence_asks_for_its_window(own_cache):
+    asked = ["linear_attention", "--seq", "64", "--dim", "32"]
+    told = run("cache", "pin", *asked, "--implementation", "scan", code=2)
+    assert "--window is needed" in told.output
+    assert "--window is needed" in run("cache", "unpin", *asked, code=2).output
+    run("cache", "pin", *asked, "--window", "7", "--implementation", "scan")
+    assert values("explain", *asked, "--window", "7")[0]["tier"] == "pinned"
+
+
+@pytest.mark.parametrize("value", ["²", "--5", "٣", "9" * 5000, "-", "9" * 20])
+def test_a_pin_with_a_parameter_that_is_no_number_is_refused(own_cache, value):
+    result = CliRunner().invoke(
+        main,
+        ["cache", "pin", *ASKED, "--implementation", "blockwise", "--config", f"block_q={value}"],
+    )
+    assert result.exit_code in (1, 2)
+    assert "Error:" in result.output
+    assert "block_q=" in result.output
+
+
+def test_a_choice_cannot_be_pinned_in_place_of_one(own_cache):
+    told = run("cache", "pin", *ASKED, "--implementation", "default", code=2).output
+    assert "name another one" in told
+    assert not own_cache.exists()
+
+
+def test_a_note_that_is_not_utf_8_is_refused(own_cache):
+    told = run("cache", "pin", *ASKED, "--implementation", "xla", "--note", "caf\udce9", code=2)
+    assert "'--note'" in told.output
+    assert "UTF-8" in told.output
+    assert not own_cache.exists()
+
+
+def test_sources_that_are_not_there_are_an_error_and_not_nothing_new(own_cache, tmp_path):
+    gone = tmp_path / "gone"
+    assert "nothing was pulled" in run("cache", "pull", gone, code=1).output
+    assert "nothing was merged" in run("cache", "merge", gone, code=1).output
+    for url in ("foo://bar/x", "http://127.0.0.1:9/x"):
+        assert url in run("cache", "merge", url, code=1).output
+
+
+def test_a_single_file_where_a_folder_is_needed_is_named_as_such(own_cache, tmp_path):
+    publish(own_cache, [record(problem()), record(problem(seq=77))])
+    path, cut = tmp_path / "all.msgpack", tmp_path / "cut.msgpack"
+    run("cache", "export", path)
+    for command in ("push", "pull"):
+        assert "single file" in run("cache", command, path, "--cache", tmp_path, code=1).output
+    cut.write_bytes(path.read_bytes()[:-9])
+    assert "single file" in run("cache", "verify", "--repair", "--cache", cut, code=1).output
+    assert "1 damaged part(s) skipped" in run("cache", "import", cut).stdout
+
+
+def test_an_export_that_cannot_be_written_names_the_file(own_cache, tmp_path):
+    publish(own_cache, [record(problem())])
+    (tmp_path / "dir.msgpack").mkdir()
+    told = run("cache", "export", tmp_path / "dir.msgpack", code=1).output
+    assert "dir.msgpack" in told
+    assert "name a file" in told
+    assert "SHAPETUNE_CACHE" not in told
+
+
+def test_repair_says_what_it_leaves_in_other_places(own_cache, tmp_path, monkeypatch):
+    for place in (own_cache, tmp_path / "second"):
+        publish(place, [record(problem()), record(problem(seq=77))])
+        (path,) = place.rglob("*.msgpack")
+        path.write_bytes(path.read_bytes()[:-9])
+    monkeypatch.setenv("SHAPETUNE_CACHE", f"{own_cache}{os.pathsep}{tmp_path / 'second'}")
+    told = run("cache", "verify", "--repair", code=1).stdout
+    assert f"1 left: only {own_cache} was repaired" in told
+    run("cache", "verify", "--repair", "--cache", tmp_path / "second")
+    run("cache", "verify")
+
+
+def test_what_is_no_regular_file_is_not_read_as_a_benchmark(own_cache):
+    assert "not a regular file" in run("cache", "import", "/dev/zero", code=1).output
+
+
 def test_show_filters(own_cache):
     publish(own_cache, [record(problem()), record(problem(seq=77, mode="fwd_bwd"))])
     publish(own_cache, [record(problem(seq=78), jax_version="0.1.0")])
@@ -116,6 +197,7 @@ def test_show_filters(own_cache):
 
 def test_misses_and_doctor(own_cache):
     assert "No call is known" in run("misses").stdout
+    assert "there is no op 'nope'" in run("misses", "nope", code=1).output
     miss.write(own_cache, [miss.Miss(problem(), current_device(), 7, "heuristic", "a", 1.0)])
     (one,) = values("misses")
     assert (one["calls"], one["problem"]["seq"]) == (7, 1024)
@@ -154,6 +236,20 @@ def test_tuning_from_misses_takes_the_costliest_first(own_cache):
     assert "has missed a record" in run("tune", "attention", "--from-misses").output
 
 
+def test_doctor_shows_no_password_and_names_a_bad_variable(own_cache, monkeypatch):
+    monkeypatch.setenv("SHAPETUNE_CACHE", f"{own_cache}{os.pathsep}http://me:s3cr3t@127.0.0.1:9/x")
+    monkeypatch.setenv("SHAPETUNE_MIRROR_AGE", "abc")
+    told = run("doctor", code=1).output
+    assert "s3cr3t" not in told
+    assert "! settings: SHAPETUNE_MIRROR_AGE='abc'" in told
+
+
+def test_doctor_names_a_place_that_is_down(own_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHAPETUNE_MIRROR", str(tmp_path / "mirrors"))
+    monkeypatch.setenv("SHAPETUNE_CACHE", f"{own_cache}{os.pathsep}http://127.0.0.1:9/x")
+    assert "! place: http://127.0.0.1:9/x: cannot be reached" in run("doctor", code=1).output
+
+
 @pytest.mark.parametrize(
     "command", [["show"], ["doctor"], ["explain", *ASKED], ["cache", "info"], ["misses"]]
 )
@@ -161,6 +257,22 @@ def test_tuning_from_misses_takes_the_costliest_first(own_cache):
 def test_a_place_that_can_not_be_is_refused_with_what_to_name(command, place):
     result = run(*command, "--cache", place, code=2)
     assert "name a folder" in result.output
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "latin-1"])
+def test_what_the_terminal_cannot_show_is_escaped(tmp_path, encoding):
+    told = subprocess.run(
+        [sys.executable, "-m", "shapetune.cli", "explain", *ASKED, "--cache", str(tmp_path)],
+        capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    place = os.fsencode(tmp_path) + b"/caf\xe9"
+    told = subprocess.run(
+        [sys.executable, "-m", "shapetune.cli", "cache", "info", "--cache", place],
+        capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert b"caf\\udce9: not there yet" in told.stdout
 
 
 def test_a_platform_that_is_not_there_is_named_without_a_traceback():
