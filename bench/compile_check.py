@@ -36,6 +36,9 @@ METHOD = {
 }
 #: A temporary may be this much above the file's: rounding of buffers to 256 bytes.
 _ROUNDING = 1.001
+#: The plain implementation needs what it did on the real card, or this much more or
+#: less: another version of XLA lays its smallest buffers out anew.
+_PLAIN_CLOSE = 0.005
 
 
 class _TimeIsUp(Exception):
@@ -69,7 +72,7 @@ def holds(part: str, row: Mapping[str, Any]) -> bool:
     if not (ok and limits):
         return ok
     if row["candidate"] == "xla":
-        return bool(row["temp_mb"] == limits["temp_mb"])
+        return abs(row["temp_mb"] - limits["temp_mb"]) <= _PLAIN_CLOSE * limits["temp_mb"]
     if part == "attention-memory" and row["problem"].endswith(" fwd"):
         return bool(row["temp_mb"] == 0)
     return all(row[name] <= most * _ROUNDING for name, most in limits.items())
