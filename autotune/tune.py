@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cache import store
+from ..cache import quarantine, store
 from ..cache.choice import rank
 from ..cache.errors import ShapetuneError, UnsupportedError
 from ..cache.key import Candidate, Device, Problem
@@ -183,8 +183,16 @@ class _Run:
         return record
 
     def _from_before(self, problem: Problem) -> Record | None:
-        """The record of a search at least as thorough, made with the versions in use."""
-        for record in rank(self._known.exact(self._device, problem), self._versions, "strict"):
+        """The record of a search at least as thorough, made with the versions in use.
+
+        None also where candidates are quarantined that are to be tried again.
+        """
+        known = self._known
+        if self._options.retry_quarantined and quarantine.in_force(
+            known, self._device, problem, self._versions
+        ):
+            return None
+        for record in rank(known.exact(self._device, problem), self._versions, "strict"):
             if covers(record.provenance.settings, self._options):
                 return record
         return None

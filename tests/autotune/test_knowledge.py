@@ -130,6 +130,10 @@ def test_what_was_wrong_is_quarantined_and_not_tried_again_until_asked(own_cache
         notes = Notes()
         tuned(notes, retry_quarantined=True, **asked)
         assert "wrong_tail" in notes.made
+        # Nor does a record of the problem keep it from being tried.
+        notes = Notes()
+        tuned(notes, retry_quarantined=True, implementations=("wrong_tail",))
+        assert notes.made == ["wrong_tail"]
 
 
 def test_a_candidate_that_passes_when_asked_again_leaves_quarantine(own_cache, monkeypatch):
