@@ -111,6 +111,8 @@ def tune(op: str, from_misses: bool, cache: Path | None, as_json: bool, **fields
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from ..autotune.tune import tune as run
 
+    if from_misses:
+        _refuse_grid()
     options = options_of(fields)
     problems = missed_problems(op, cache) if from_misses else problems_of(op, fields)
     if not problems:
@@ -122,6 +124,24 @@ def tune(op: str, from_misses: bool, cache: Path | None, as_json: bool, **fields
         print_fronts(records)
     if len(records) < len(problems):
         sys.exit(1)
+
+
+#: The options that span a grid of problems.
+_GRID = (
+    "seq", "dim", "dtype", "causal", "mode", "batch", "heads", "kv_heads", "kv_seq", "value_dim",
+    "window",
+)  # fmt: skip
+
+
+def _refuse_grid() -> None:
+    """No option of a grid may stand beside --from-misses, which would pass over it."""
+    ctx = click.get_current_context()
+    for name in _GRID:
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = name.replace("_", "-")
+            raise click.UsageError(
+                f"--from-misses says what the problems are; leave --{option} out"
+            )
 
 
 @click.command()

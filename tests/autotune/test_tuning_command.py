@@ -67,3 +67,11 @@ def test_a_module_that_fails_is_named_with_what_it_raised(
     assert done.exit_code == 1
     for word in ("'fails_at_import'", words, "PYTHONPATH"):
         assert word in done.output
+
+
+def test_a_grid_beside_misses_is_refused(own_cache):
+    done = CliRunner().invoke(main, ["tune", "attention", "--from-misses", "--kv-seq", "64"])
+    assert done.exit_code == 2
+    assert "leave --kv-seq out" in done.output
+    done = CliRunner().invoke(main, ["tune", "attention", "--from-misses"])
+    assert done.exit_code == 0, done.output
