@@ -28,7 +28,8 @@ def display() -> Iterator[tuple[Any, Any]]:
             yield console, PlainDisplay(console)
     except KeyboardInterrupt:
         console.print(
-            "Stopped. Every trial and every problem finished so far is kept; run again to go on."
+            "Stopped. Every trial and every problem finished so far is kept; run again to go on.",
+            soft_wrap=True,  # one line in a pipe, whatever width it is taken to have
         )
         sys.stdout.flush()
         # XLA may still be running the interrupted call, and crashes if the

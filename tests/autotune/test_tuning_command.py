@@ -1,12 +1,14 @@
 """The options of `shapetune tune` that say how candidates are tried."""
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from shapetune.cache import load
 from shapetune.cli import main
+from shapetune.commands.output import display
 
 TINY = ["attention", "--seq", "65", "--dim", "32", "--heads", "2", "--trials", "3"]
 
@@ -75,3 +77,13 @@ def test_a_grid_beside_misses_is_refused(own_cache):
     assert "leave --kv-seq out" in done.output
     done = CliRunner().invoke(main, ["tune", "attention", "--from-misses"])
     assert done.exit_code == 0, done.output
+
+
+def test_ctrl_c_ends_a_run_with_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(SystemExit) as ended, display():
+        raise KeyboardInterrupt
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.splitlines() == [
+        "Stopped. Every trial and every problem finished so far is kept; run again to go on."
+    ]
