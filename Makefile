@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 # An NVIDIA driver means that the GPU build of jax is wanted.
 EXTRA := $(shell nvidia-smi >/dev/null 2>&1 && echo ,gpu)
 
+TEST_PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
+
 .PHONY: tune test lint all gpu-check clean
 
 tune: $(VENV)/installed
 	$(BIN)/shapetune demo
 
 test: $(VENV)/installed-dev
-	SHAPETUNE_TEST_AOT=$(VENV)/aot $(BIN)/python -m pytest -n auto --maxprocesses 8 tests
+	# One more process than processors: some tests wait for processes of their own.
+	SHAPETUNE_TEST_AOT=$(VENV)/aot $(BIN)/python -m pytest -n $(TEST_PROCESSES) tests
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

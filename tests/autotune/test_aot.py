@@ -195,7 +195,7 @@ def test_a_compiler_that_dies_costs_the_one_candidate(tmp_path, monkeypatch):
         ("chunked", "fwd", "float32", 64, 8192),
         ("chunked", "fwd_bwd", "bfloat16", 32, 2048),
         ("pallas", "fwd", "bfloat16", 32, 512),
-        ("pallas", "fwd_bwd", "float32", 64, 2048),
+        ("pallas", "fwd_bwd", "bfloat16", 32, 512),
     ],
 )
 def test_the_recurrence_needs_no_more_memory_than_the_card_showed(
