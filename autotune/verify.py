@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from ..cache.key import Problem
-from ..kernels.op import Expected
+from ..kernels.op import Expected, yardsticks
 
 #: A candidate may err this many times as much as the plain implementation does.
 BASELINE_FACTOR = 3.0
@@ -42,21 +42,14 @@ class Check:
 
 
 def errors(outputs: Mapping[str, np.ndarray], expected: Sequence[Expected]) -> list[float]:
-    """The relative error of each slice: its largest deviation over its largest right value.
-
-    Where the right values cancel to nearly nothing, such as the gradient of a
-    query that sees one key, a hundredth of the largest right value of all
-    slices stands in for them: what is left there is the rounding of the terms.
-    """
+    """The relative error of each slice: its largest deviation over its yardstick."""
     found = []
-    largest = [float(np.abs(one.value).max(initial=0.0)) for one in expected]
-    least = 1e-2 * max(largest) or 1.0
-    for one, own in zip(expected, largest, strict=True):
+    for one, yardstick in zip(expected, yardsticks(expected), strict=True):
         got = np.asarray(outputs[one.output][one.index]).astype(np.float64)
         if got.shape != one.value.shape or not np.isfinite(got).all():
             found.append(math.inf)
             continue
-        found.append(float(np.abs(got - one.value).max()) / max(own, least))
+        found.append(float(np.abs(got - one.value).max()) / yardstick)
     return found
 
 

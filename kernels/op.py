@@ -42,6 +42,7 @@ __all__ = [
     "get_op",
     "ops",
     "register_op",
+    "yardsticks",
 ]
 
 
@@ -162,13 +163,26 @@ class Expected:
         value: The right values there, float64.
         condition: How much the rounding of a float32 intermediate is amplified:
             exp(s) has a relative error of |s| times that of s, so the largest
-            score in absolute value.
+            score in absolute value; and where terms cancel, their magnitudes
+            over what is left.
     """
 
     output: str
     index: tuple[Any, ...]
     value: Any
     condition: float = 0.0
+
+
+def yardsticks(expected: Sequence[Expected]) -> list[float]:
+    """What the error of each slice is relative to: its largest right value.
+
+    Where the right values cancel to nearly nothing, such as the gradient of a
+    query that sees one key, a hundredth of the largest right value of all
+    slices stands in for them: what is left there is the rounding of the terms.
+    """
+    largest = [float(abs(one.value).max(initial=0.0)) for one in expected]
+    least = 1e-2 * max(largest) or 1.0
+    return [max(own, least) for own in largest]
 
 
 @dataclasses.dataclass

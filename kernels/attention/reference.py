@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...cache.key import Problem
-from ..op import Expected, Inputs
+from ..op import Expected, Inputs, yardsticks
 
 #: Query rows taken at once; bounds the memory at rows × kv_seq float64.
 _STRETCH = 512
@@ -61,14 +61,15 @@ def _expect_slice(problem: Problem, inputs: Inputs, batch: int, kv_head: int) ->
     heads = range(kv_head * problem.group, (kv_head + 1) * problem.group)
     rows = _rows(problem)
     training = problem.mode == "fwd_bwd"
-    found: list[Expected] = []
-    key_gradient = np.zeros((problem.kv_seq, problem.dim))
+    found: list[_Found] = []
+    key_gradient = _Sum((problem.kv_seq, problem.dim))
     value_gradient = np.zeros((problem.kv_seq, problem.value_dim))
     largest_score = 0.0
+    scale = 1 / math.sqrt(problem.dim)
     for head in heads:
         one = _take(inputs, batch, head, kv_head)
         out = np.zeros((len(rows), problem.value_dim))
-        query_gradient = np.zeros((problem.seq, problem.dim))
+        query_gradient = _Sum((problem.seq, problem.dim))
         bias_gradient = (
             np.zeros((problem.seq, problem.kv_seq))
             if training and _own_bias(problem, inputs)
@@ -81,23 +82,59 @@ def _expect_slice(problem: Problem, inputs: Inputs, batch: int, kv_head: int) ->
             if training:
                 given = one.weight[at] * (at < one.query_length)[:, None]
                 inner = (given * out[start : start + len(at)]).sum(-1, keepdims=True)
-                scores_gradient = weights * (given @ one.value.T - inner)
+                outer = given @ one.value.T
+                scores_gradient = weights * (outer - inner)
+                # What is left of two terms that cancel carries the rounding of both.
+                terms = weights * (np.abs(outer) + np.abs(inner))
                 value_gradient += weights.T @ given
-                key_gradient += scores_gradient.T @ one.query[at] / math.sqrt(problem.dim)
-                query_gradient[at] = scores_gradient @ one.key / math.sqrt(problem.dim)
+                key_gradient.add(..., scores_gradient.T, one.query[at] * scale, terms.T)
+                query_gradient.add(at, scores_gradient, one.key * scale, terms)
                 if bias_gradient is not None:
                     bias_gradient[at] = scores_gradient
         largest_score = max(largest_score, one.largest_score)
         where: Any = rows if len(rows) < problem.seq else slice(None)
-        found.append(Expected("out", (batch, where, head), out))
+        found.append((Expected("out", (batch, where, head), out), 0.0))
         if training:
-            found.append(Expected("grad_query", (batch, slice(None), head), query_gradient))
+            index = (batch, slice(None), head)
+            found.append(
+                (Expected("grad_query", index, query_gradient.value), query_gradient.largest_term)
+            )
         if bias_gradient is not None:
-            found.append(_bias_expected(inputs, batch, head, bias_gradient))
+            found.append((_bias_expected(inputs, batch, head, bias_gradient), 0.0))
     if training:
-        found.append(Expected("grad_key", (batch, slice(None), kv_head), key_gradient))
-        found.append(Expected("grad_value", (batch, slice(None), kv_head), value_gradient))
-    return [dataclasses.replace(one, condition=largest_score) for one in found]
+        index = (batch, slice(None), kv_head)
+        found.append((Expected("grad_key", index, key_gradient.value), key_gradient.largest_term))
+        found.append((Expected("grad_value", index, value_gradient), 0.0))
+    return _conditioned(found, largest_score)
+
+
+#: A slice, and the largest sum of the magnitudes that cancel in it.
+_Found = tuple[Expected, float]
+
+
+class _Sum:
+    """A sum of products, and the same sum of the magnitudes of its terms."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.value = np.zeros(shape)
+        self._terms = np.zeros(shape)
+
+    def add(self, at: Any, left: np.ndarray, right: np.ndarray, terms: np.ndarray) -> None:
+        self.value[at] += left @ right
+        self._terms[at] += terms @ np.abs(right)
+
+    @property
+    def largest_term(self) -> float:
+        return float(self._terms.max(initial=0.0))
+
+
+def _conditioned(found: Sequence[_Found], largest_score: float) -> list[Expected]:
+    """Slices with how much rounding is amplified in them."""
+    relative_to = yardsticks([one for one, _ in found])
+    return [
+        dataclasses.replace(one, condition=largest_score + terms / yardstick)
+        for (one, terms), yardstick in zip(found, relative_to, strict=True)
+    ]
 
 
 def _rows(problem: Problem) -> np.ndarray:
