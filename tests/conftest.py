@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hypothesis
 import jax
 import pytest
 
 from shapetune.kernels import default
+
+# How long an example takes is the machine's affair.
+hypothesis.settings.register_profile("shapetune", deadline=None)
+hypothesis.settings.load_profile("shapetune")
 
 
 @pytest.fixture(autouse=True)

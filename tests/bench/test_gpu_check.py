@@ -7,7 +7,7 @@ from shapetune.bench import gpu_check
 from shapetune.kernels import get_op
 
 SMALL = gpu_check.Sizes(
-    seq=(33,), dim=(16,), dtype="bfloat16", recurrence_seq=(70,), recurrence_dim=(16,), batch=1,
+    seq=(33,), dim=(16,), dtype="float32", recurrence_seq=(70,), recurrence_dim=(16,), batch=1,
     heads=1, trials=2, effort=Effort(0.01, 2, 2), rounds=2,
 )  # fmt: skip
 
