@@ -12,13 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgpack
-
-from .envelope import SCHEMA, Head, record_id
+from .envelope import Head, record_id
 from .errors import CacheError, ProblemError, RecordError
 from .fields import build
 from .key import Device, Problem
-from .pin import about
+from .subject import opened_part, seal
 
 KIND = "imported"
 
@@ -81,18 +79,15 @@ class Imported:
 
     def to_bytes(self) -> bytes:
         """The canonical bytes."""
-        body = {
-            "problem": self.problem.to_map(),
-            "device": self.device.to_map(),
-            "imported": {
+        rest = {
+            KIND: {
                 "source": self.source,
                 "jax": self.jax,
                 "time": self.time,
                 "times": [list(dataclasses.astuple(one)) for one in self.times],
             },
         }
-        key = (self.device.key, self.problem.family, self.problem.key)
-        return Head(SCHEMA, KIND, *key, msgpack.packb(body)).seal()
+        return seal(KIND, self.problem, self.device, rest)
 
     @property
     def id(self) -> str:
@@ -106,7 +101,7 @@ def from_head(head: Head) -> Imported:
     Raises:
         RecordError: Something in it is missing, of a wrong type or out of range.
     """
-    problem, device, body = about(head, KIND)
+    problem, device, body = opened_part(head, KIND)
     if not isinstance(body, dict) or not isinstance(rows := body.pop("times", None), list):
         raise RecordError("an imported record must be a map with times")
     fields = build(_Fields, body)

@@ -11,16 +11,14 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import msgpack
-
-from .envelope import SCHEMA, Head, read_head, record_id
+from .envelope import Head, read_head, record_id
 from .errors import CacheError, RecordError
 from .fields import build
 from .key import Device, Problem
-from .pin import about
 from .record_set import Damage, RecordSet
 from .segment import write_segments
 from .store import check_folder, read_folder, segments_of
+from .subject import opened_part, seal
 
 log = logging.getLogger("shapetune")
 
@@ -63,9 +61,7 @@ class Miss:
     def to_bytes(self) -> bytes:
         """The canonical bytes."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(_Fields)}
-        body = {"problem": self.problem.to_map(), "device": self.device.to_map(), KIND: fields}
-        key = (self.device.key, self.problem.family, self.problem.key)
-        return Head(SCHEMA, KIND, *key, msgpack.packb(body)).seal()
+        return seal(KIND, self.problem, self.device, {KIND: fields})
 
     @property
     def id(self) -> str:
@@ -79,7 +75,7 @@ def from_head(head: Head) -> Miss:
     Raises:
         RecordError: Something in it is missing, of a wrong type or out of range.
     """
-    problem, device, body = about(head, KIND)
+    problem, device, body = opened_part(head, KIND)
     fields = build(_Fields, body)
     return Miss(problem, device, fields.calls, fields.tier, fields.process, fields.time)
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import msgpack
-
 from .choice import Versions, minor
-from .envelope import SCHEMA, Head, read_head, record_id, unpack
-from .errors import ProblemError, RecordError
+from .envelope import Head, read_head, record_id
+from .errors import RecordError
 from .fields import build
 from .key import Device, Problem
 from .record import Trial, pack_trials, read_trials
 from .segment import SUFFIX, read_frames
+from .subject import opened, seal
 
 #: The kind of record that this is.
 KIND = "trials"
@@ -59,14 +58,11 @@ class Trials:
 
     def to_bytes(self) -> bytes:
         """The canonical bytes."""
-        body = {
-            "problem": self.problem.to_map(),
-            "device": self.device.to_map(),
+        rest = {
             "trials": pack_trials(self.trials),
             "origin": {f.name: getattr(self, f.name) for f in dataclasses.fields(_Origin)},
         }
-        about = (self.device.key, self.problem.family, self.problem.key)
-        return Head(SCHEMA, KIND, *about, msgpack.packb(body)).seal()
+        return seal(KIND, self.problem, self.device, rest)
 
     @property
     def id(self) -> str:
@@ -93,25 +89,12 @@ def from_head(head: Head) -> Trials:
     Raises:
         RecordError: Something in them is missing, of a wrong type or out of range.
     """
-    body = unpack(head.body)
-    if not isinstance(body, dict):
-        raise RecordError("the body is not a map")
-    try:
-        problem = Problem.from_map(body.get("problem"))
-        device = Device.from_map(body.get("device"))
-    except ProblemError as error:
-        raise RecordError(str(error)) from error
-    if (head.device_key, head.family, head.problem_key) != (
-        device.key,
-        problem.family,
-        problem.key,
-    ):
-        raise RecordError("the head names another problem or device than the body")
-    origin = build(_Origin, body.get("origin"))
+    problem, device, rest = opened(head)
+    origin = build(_Origin, rest.get("origin"))
     return Trials(
         problem=problem,
         device=device,
-        trials=read_trials(body.get("trials")),
+        trials=read_trials(rest.get("trials")),
         **{f.name: getattr(origin, f.name) for f in dataclasses.fields(_Origin)},
     )
 

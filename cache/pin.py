@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-import msgpack
-
-from .envelope import SCHEMA, Head, record_id, unpack
-from .errors import ProblemError, RecordError
+from .envelope import Head, record_id
 from .fields import build, candidate_map
 from .key import Candidate, Device, Problem
+from .subject import opened_part, seal
 
 KIND = "pin"
 
@@ -43,10 +41,8 @@ class Pin:
 
     def to_bytes(self) -> bytes:
         """The canonical bytes."""
-        body = {
-            "problem": self.problem.to_map(),
-            "device": self.device.to_map(),
-            "pin": {
+        rest = {
+            KIND: {
                 "candidate": candidate_map(self.candidate),
                 "active": self.active,
                 "count": self.count,
@@ -54,8 +50,7 @@ class Pin:
                 "note": self.note,
             },
         }
-        about = (self.device.key, self.problem.family, self.problem.key)
-        return Head(SCHEMA, KIND, *about, msgpack.packb(body)).seal()
+        return seal(KIND, self.problem, self.device, rest)
 
     @property
     def id(self) -> str:
@@ -78,34 +73,13 @@ def from_head(head: Head) -> Pin:
     Raises:
         RecordError: Something in it is missing, of a wrong type or out of range.
     """
-    problem, device, body = about(head, "pin")
+    problem, device, body = opened_part(head, KIND)
     fields = build(_Fields, body)
     return Pin(problem, device, **{f.name: getattr(fields, f.name) for f in _fields()})
 
 
 def _fields() -> tuple[dataclasses.Field[object], ...]:
     return dataclasses.fields(_Fields)
-
-
-def about(head: Head, name: str) -> tuple[Problem, Device, object]:
-    """The problem and the device of a body, and what it holds under ``name``; both as
-    the head says.
-
-    Raises:
-        RecordError: They are not.
-    """
-    body = unpack(head.body)
-    if not isinstance(body, dict) or set(body) != {"problem", "device", name}:
-        raise RecordError(f"the body is not that of a record of kind {head.kind!r:.40}")
-    try:
-        problem, device = Problem.from_map(body["problem"]), Device.from_map(body["device"])
-    except ProblemError as error:
-        raise RecordError(str(error)) from error
-    if (head.device_key, head.family, head.problem_key) != (
-        device.key, problem.family, problem.key,
-    ):  # fmt: skip
-        raise RecordError("the head names another problem or device than the body")
-    return problem, device, body[name]
 
 
 def latest(pins: Iterable[Pin]) -> Pin | None:

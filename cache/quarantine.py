@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import msgpack
-
 from .choice import Versions, minor
-from .envelope import SCHEMA, Head, record_id, unpack
-from .errors import ProblemError, RecordError
+from .envelope import Head, record_id
+from .errors import RecordError
 from .fields import build, candidate_map
 from .key import Candidate, Device, Problem
+from .subject import opened, seal
 
 if TYPE_CHECKING:
     from .record_set import RecordSet
@@ -73,14 +72,8 @@ class Quarantine:
     def to_bytes(self) -> bytes:
         """The canonical bytes."""
         inner = {f.name: getattr(self, f.name) for f in dataclasses.fields(_Body)}
-        body = {
-            **inner,
-            "candidate": candidate_map(self.candidate),
-            "problem": self.problem.to_map(),
-            "device": self.device.to_map(),
-        }
-        about = (self.device.key, self.problem.family, self.problem.key)
-        return Head(SCHEMA, KIND, *about, msgpack.packb(body)).seal()
+        rest = {**inner, "candidate": candidate_map(self.candidate)}
+        return seal(KIND, self.problem, self.device, rest)
 
     @property
     def id(self) -> str:
@@ -104,23 +97,10 @@ def from_head(head: Head) -> Quarantine:
     Raises:
         RecordError: Something in it is missing, of a wrong type or out of range.
     """
-    body = unpack(head.body)
-    if not isinstance(body, dict):
-        raise RecordError("the body is not a map")
-    try:
-        problem = Problem.from_map(body.pop("problem", None))
-        device = Device.from_map(body.pop("device", None))
-    except ProblemError as error:
-        raise RecordError(str(error)) from error
-    inner = build(_Body, body)
+    problem, device, rest = opened(head)
+    inner = build(_Body, rest)
     if inner.status not in HARMFUL | {LIFTED}:
         raise RecordError(f"a quarantine has the unknown status {inner.status!r:.40}")
-    if (head.device_key, head.family, head.problem_key) != (
-        device.key,
-        problem.family,
-        problem.key,
-    ):
-        raise RecordError("the head names another problem or device than the body")
     fields = {f.name: getattr(inner, f.name) for f in dataclasses.fields(_Body)}
     return Quarantine(problem=problem, device=device, **fields)
 

@@ -13,9 +13,10 @@ from typing import Any
 import msgpack
 
 from .envelope import MAX_RECORD_BYTES, SCHEMA, Head, read_head, record_id, unpack
-from .errors import ProblemError, RecordError
+from .errors import RecordError
 from .fields import build, candidate, candidate_map
 from .key import Candidate, Device, Problem
+from .subject import opened, seal
 
 #: The kind of record that this is: a problem tuned.
 KIND = "tuning"
@@ -188,9 +189,7 @@ class Record:
 
         Of trials that would make it larger than a record may be, the last are left out.
         """
-        body = {
-            "problem": self.problem.to_map(),
-            "device": self.device.to_map(),
+        rest = {
             "chosen": candidate_map(self.chosen),
             "heuristic": candidate_map(self.heuristic),
             "comparison": dataclasses.asdict(self.comparison),
@@ -201,8 +200,7 @@ class Record:
             "provenance": dataclasses.asdict(self.provenance),
             "trials": pack_trials(self.trials),
         }
-        about = (self.device.key, self.problem.family, self.problem.key)
-        return Head(SCHEMA, KIND, *about, msgpack.packb(body)).seal()
+        return seal(KIND, self.problem, self.device, rest)
 
     @property
     def id(self) -> str:
@@ -223,25 +221,17 @@ def from_head(head: Head) -> Record:
     """The record that starts with this head; as ``read_record``."""
     if head.schema != SCHEMA or head.kind != KIND:
         raise RecordError(f"schema {head.schema}, kind {head.kind!r:.40} is not a tuning record's")
-    body = unpack(head.body)
-    if not isinstance(body, dict):
-        raise RecordError("the body is not a map")
-    try:
-        record = Record(
-            problem=Problem.from_map(body.get("problem")),
-            device=Device.from_map(body.get("device")),
-            chosen=candidate(body.get("chosen")),
-            heuristic=candidate(body.get("heuristic")),
-            comparison=build(Comparison, body.get("comparison")),
-            verification=build(Verification, body.get("verification")),
-            provenance=build(Provenance, body.get("provenance")),
-            trials=read_trials(body.get("trials")),
-        )
-    except ProblemError as error:
-        raise RecordError(str(error)) from error
-    told = (head.device_key, head.family, head.problem_key)
-    if told != (record.device.key, record.problem.family, record.problem.key):
-        raise RecordError("the head names another problem or device than the body")
+    problem, device, rest = opened(head)
+    record = Record(
+        problem=problem,
+        device=device,
+        chosen=candidate(rest.get("chosen")),
+        heuristic=candidate(rest.get("heuristic")),
+        comparison=build(Comparison, rest.get("comparison")),
+        verification=build(Verification, rest.get("verification")),
+        provenance=build(Provenance, rest.get("provenance")),
+        trials=read_trials(rest.get("trials")),
+    )
     comparison = record.comparison
     if not 0 < comparison.low <= comparison.ratio <= comparison.high:
         raise RecordError(f"the comparison's interval does not hold its ratio: {comparison}")
