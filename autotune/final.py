@@ -15,7 +15,8 @@ from ..cache.key import Candidate
 from ..cache.record import Comparison, Trial, Verification
 from . import measure
 from .options import Listener, Options
-from .trial import Tester, TrialError, compare
+from .outcome import TrialError
+from .trial import Tester, compare
 
 #: Candidates that go on from the search to the races against the heuristic, at most…
 FINALISTS = 6

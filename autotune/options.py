@@ -10,8 +10,8 @@ from typing import Any
 from ..cache.errors import ShapetuneError
 from ..cache.key import Candidate, Problem
 from ..cache.record import Record, Trial
-from .isolated import Limits
 from .measure import Effort
+from .process import Limits
 
 OBJECTIVES = ("time", "memory", "pareto")
 ISOLATIONS = ("auto", "process", "none")

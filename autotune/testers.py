@@ -13,8 +13,9 @@ from ..cache.errors import IsolationError
 from ..cache.fields import candidate_map
 from ..cache.key import Candidate, Device, Problem
 from ..kernels.op import Op
-from .isolated import IsolatedBench, Worker
+from .isolated import IsolatedBench
 from .options import Options
+from .process import Worker
 from .trial import Bench, Tester
 
 log = logging.getLogger("shapetune")

@@ -21,9 +21,9 @@ from ..cache.record import Comparison, Trial, Verification
 from ..kernels.op import Expected, Inputs, Op
 from . import measure, plausible, timing, verify
 from .measure import Compiled, Effort
+from .outcome import TrialError, Wrong, status_of, words
 
 _SLICES = 2
-_NOTE = 500
 #: Programs of the fastest candidates that are kept until the end of the search.
 _LEADERS = 6
 #: Seconds between two words that a phase goes on: rare enough to disturb no sample.
@@ -58,20 +58,6 @@ class Tester(Protocol):
         """
 
 
-class TrialError(Exception):
-    """A candidate failed where it is not alone under test.
-
-    Attributes:
-        status: The trial status that stands for it.
-        note: What happened.
-    """
-
-    def __init__(self, status: str, note: str) -> None:
-        super().__init__(note)
-        self.status = status
-        self.note = note
-
-
 class Spent:
     """Seconds by phase, and word of each phase as it begins."""
 
@@ -102,15 +88,6 @@ class _Reference:
     @property
     def condition(self) -> float:
         return max((one.condition for one in self.expected), default=0.0)
-
-
-@dataclasses.dataclass
-class _Wrong(Exception):
-    """What a check found; internal, since it ends a trial from several places."""
-
-    status: str
-    note: str
-    rel_err: float | None = None
 
 
 class Bench:
@@ -170,7 +147,7 @@ class Bench:
         spent = Spent(self._entered)
         try:
             outcome = self._trial(candidate, best, spent)
-        except _Wrong as wrong:
+        except Wrong as wrong:
             outcome = Trial(candidate, wrong.status, rel_err=wrong.rel_err, note=wrong.note)
         spent.enter("")
         one = self.op.implementations.get(candidate.implementation)
@@ -191,19 +168,19 @@ class Bench:
             spent.enter("compile")
             compiled = self._compile(candidate, inputs)
         except UnsupportedError as error:
-            raise _Wrong("unsupported", words(error)) from error
+            raise Wrong("unsupported", words(error)) from error
         except (Exception, SystemExit) as error:  # whatever a kernel raises at trace or compile
-            raise _Wrong(_kind(error, "compile_error"), words(error)) from error
+            raise Wrong(status_of(error, "compile_error"), words(error)) from error
         if self._too_large(candidate, compiled):
             note = f"{compiled.temp_mb:.4g} MiB of temporary memory, allowed {self._max_temp_mb:g}"
             return Trial(candidate, "over_limit", temp_mb=compiled.temp_mb, note=note)
         try:
             outcome = self._verify_and_time(candidate, compiled, best, spent)
-        except _Wrong as wrong:
+        except Wrong as wrong:
             outcome = Trial(candidate, wrong.status, rel_err=wrong.rel_err, note=wrong.note)
         except (Exception, SystemExit) as error:  # whatever a kernel raises when it runs
             self.tainted = True
-            outcome = Trial(candidate, _kind(error, "crashed"), note=words(error))
+            outcome = Trial(candidate, status_of(error, "crashed"), note=words(error))
         return dataclasses.replace(outcome, temp_mb=compiled.temp_mb)
 
     def _too_large(self, candidate: Candidate, compiled: Compiled) -> bool:
@@ -233,7 +210,7 @@ class Bench:
                 note = (
                     f"{median:.3g} ms, below the {self._floor_ms():.3g} ms that the device allows"
                 )
-                raise _Wrong("implausible", note)
+                raise Wrong("implausible", note)
         self._leaders = sorted([*self._leaders, (median, candidate, compiled)], key=_median)[
             :_LEADERS
         ]
@@ -285,11 +262,11 @@ class Bench:
                 self._reference(kind)
                 spent.enter("verify")
                 checks.append(self._right(compiled, kind)[1])
-        except _Wrong as wrong:
+        except Wrong as wrong:
             return Trial(candidate, wrong.status, rel_err=wrong.rel_err, note=wrong.note)
         except (Exception, SystemExit) as error:  # whatever a kernel raises
             self.tainted = True
-            return Trial(candidate, _kind(error, "crashed"), note=words(error))
+            return Trial(candidate, status_of(error, "crashed"), note=words(error))
         worst = max(checks, key=lambda one: one.rel_err / one.tolerance)
         return Verification(worst.rel_err, worst.tolerance, kinds)
 
@@ -317,7 +294,7 @@ class Bench:
             )
         except (Exception, SystemExit) as error:  # whatever a kernel raises
             self.tainted = True
-            raise TrialError(_kind(error, "crashed"), words(error)) from error
+            raise TrialError(status_of(error, "crashed"), words(error)) from error
 
     def _compile(self, candidate: Candidate, inputs: Inputs) -> Compiled:
         function = measure.program(self.op, self.problem, candidate, inputs)
@@ -339,7 +316,7 @@ class Bench:
         return measure.named_outputs(self.op, self.problem, inputs, result)
 
     def _right(self, compiled: Compiled, kind: str) -> tuple[dict[str, np.ndarray], verify.Check]:
-        """The outputs on inputs of a kind and how right they are; raises _Wrong if not."""
+        """The outputs on inputs of a kind and how right they are; raises Wrong if not."""
         reference = self._reference(kind)
         outputs = self._outputs(compiled, reference.inputs)
         checked = verify.check(outputs, reference.expected, reference.tolerance)
@@ -353,15 +330,15 @@ class Bench:
         apart = verify.difference(self.problem, outputs, again, reference.condition)
         status = "nondeterministic" if apart else "wrong_result"
         note = f"{note}; {apart}" if apart else note
-        raise _Wrong(status, note, checked.rel_err if np.isfinite(checked.rel_err) else None)
+        raise Wrong(status, note, checked.rel_err if np.isfinite(checked.rel_err) else None)
 
     def _same(self, compiled: Compiled, before: dict[str, np.ndarray]) -> None:
-        """Raises _Wrong unless the timed inputs give what they gave before."""
+        """Raises Wrong unless the timed inputs give what they gave before."""
         reference = self._reference(_TIMED)
         again = self._outputs(compiled, reference.inputs)
         apart = verify.difference(self.problem, before, again, reference.condition)
         if apart:
-            raise _Wrong("nondeterministic", apart)
+            raise Wrong("nondeterministic", apart)
 
     def _reference(self, kind: str) -> _Reference:
         found = self._references.get(kind)
@@ -409,27 +386,6 @@ def compare(
 
 def _median(leader: tuple[float, Candidate, Compiled]) -> float:
     return leader[0]
-
-
-def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The trial of the smallest median among those that passed."""
-    timed = [t for t in trials if t.status == "ok" and t.median_ms is not None]
-    return min(timed, key=lambda t: t.median_ms or 0.0, default=None)
-
-
-def words(error: BaseException) -> str:
-    """An exception in its own words, in one line of bounded length."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= _NOTE else text[: _NOTE - 1] + "…"
-
-
-def _kind(error: BaseException, otherwise: str) -> str:
-    """The trial status that an exception stands for."""
-    exhausted = isinstance(error, MemoryError) or (
-        isinstance(error, jax.errors.JaxRuntimeError)
-        and str(error).startswith("RESOURCE_EXHAUSTED")
-    )
-    return "out_of_memory" if exhausted else otherwise
 
 
 def _spoiler(dtype: np.dtype) -> float:

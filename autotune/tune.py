@@ -28,10 +28,11 @@ from .aot import Guard, require_compiler
 from .final import NoVerdict, Verdict, decide
 from .knowledge import Knowledge, origin
 from .options import Listener, Options, covers
+from .outcome import TrialError, best_of
 from .search import Search, candidates, new_study, require_names
 from .targets import target
 from .testers import Testers
-from .trial import Tester, TrialError, best_of
+from .trial import Tester
 
 __all__ = ["Listener", "Options", "tune"]
 

@@ -1,6 +1,6 @@
 """The worker process: holds a bench for one problem, and tries what it is told to.
 
-It is started by ``isolated.py`` in a session of its own, imports the same
+It is started by ``process.py`` in a session of its own, imports the same
 implementations, and may die of what a candidate does: that costs one trial.
 """
 
@@ -146,7 +146,7 @@ class _Server:
 
     def _on_race(self, candidates: list[Any], rounds: int, seed: int, anew: bool) -> list[Any]:
         from ..cache.fields import candidate as read_candidate
-        from .trial import TrialError
+        from .outcome import TrialError
 
         try:
             times = self._bench.race([read_candidate(c) for c in candidates], rounds, seed, anew)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import attention
-from ..kernels import default
+from ..kernels import default, misses
 from .machine import machine
 
 _CALLS = 2000
@@ -26,7 +26,8 @@ def dispatch_cost() -> dict[str, Any]:
     """Microseconds that the dispatcher adds to an eager call, in paired rounds.
 
     The call is tiny (one position of one head), so that its own time is small
-    beside the dispatch.
+    beside the dispatch. ``count_us`` is what counting a call that no record answers
+    takes; it is part of ``call_us``.
     """
     arrays = tuple(jnp.ones((1, 1, 1, 8), jnp.float32) for _ in range(3))
     attention(*arrays)
@@ -36,15 +37,25 @@ def dispatch_cost() -> dict[str, Any]:
     for _ in range(_ROUNDS):
         through.append(_per_call(lambda: attention(*arrays)))
         direct.append(_per_call(lambda: served(*padded)))
+    counting = misses.counted(_idle, misses.Count("heuristic"), None)
+    counts = [
+        _per_call(lambda: counting(*padded)) - _per_call(lambda: _idle(*padded))
+        for _ in range(_ROUNDS)
+    ]
     added = sorted(t - d for t, d in zip(through, direct, strict=True))
     q1, median, q3 = statistics.quantiles(added, n=4)
     return {
         **machine(),
         "call_us": statistics.median(direct),
         "added_us": {"median": median, "q1": q1, "q3": q3},
+        "count_us": statistics.median(counts),
         "rounds": _ROUNDS,
         "calls_per_round": _CALLS,
     }
+
+
+def _idle(*arrays: Any) -> None:
+    """Does nothing, at the cost of a call."""
 
 
 def _per_call(call: Callable[[], Any]) -> float:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,34 +17,20 @@ from ..cache.errors import CacheError
 from ..cache.key import Device
 from ..cache.merge import Change
 from ..cache.places import Place, Remote, check_writable, is_gone, read_path, write_place
-from ..cache.record_set import Damage, RecordSet
+from ..cache.record_set import Damage
+from . import pins
 from .options import (
     PlaceType,
     cache_option,
-    check_window,
     json_option,
-    op_argument,
     place_option,
-    problem_options,
-    problems_of,
 )
-
-#: No parameter of a config has more.
-_MAX_DIGITS = 20
+from .output import print_values
 
 
 @click.group()
 def cache() -> None:
     """Moves tuned records between machines, and looks after them."""
-
-
-def _print(values: Mapping[str, Any], as_json: bool, *lines: str) -> None:
-    """The result of a command: JSON, or lines for a person."""
-    if as_json:
-        click.echo(json.dumps(values, indent=2))
-        return
-    for line in lines:
-        click.echo(line)
 
 
 def _damage_lines(damage: list[Damage] | tuple[Damage, ...]) -> list[str]:
@@ -73,7 +57,7 @@ def info(cache: Place | None, as_json: bool) -> None:
         lines += [f"  {name}: {count} record(s)" for name, count in row["devices"].items()]
         lines += [f"  {kind}: {count}" for kind, count in row["kinds"].items()]
     lines.append(f"together {len(every)} record(s), digest {every.digest}")
-    _print(values, as_json, *lines, *_damage_lines(every.damage))
+    print_values(values, as_json, *lines, *_damage_lines(every.damage))
 
 
 def _place_map(place: Place) -> dict[str, Any]:
@@ -133,7 +117,7 @@ def _changed(what: str, change: Change, as_json: bool) -> None:
         f"{what}: {change.added} new record(s), {change.present} there already; "
         f"{change.written} segment(s) written, {change.removed} removed"
     )
-    _print(values, as_json, line, *_damage_lines(change.damage))
+    print_values(values, as_json, line, *_damage_lines(change.damage))
 
 
 @cache.command()
@@ -156,7 +140,7 @@ def export(
     if not len(kept):
         raise CacheError(f"there are no such records; nothing was written to {path}")
     count = merging.export([], path, kept)
-    _print({"records": count, "path": str(path)}, as_json, f"{count} record(s) in {path}")
+    print_values({"records": count, "path": str(path)}, as_json, f"{count} record(s) in {path}")
 
 
 @cache.command(name="import")
@@ -172,7 +156,7 @@ def import_(files: tuple[Path, ...], target: str | None, cache: Path | None, as_
     """
     place = cache or write_place()
     results = [_import_one(path, place, target) for path in files]
-    _print(
+    print_values(
         {"files": results},
         as_json,
         *(
@@ -295,7 +279,7 @@ def _transferred(what: str, done: Any, as_json: bool, nothing: str = "") -> None
     )
     if nothing and not (done.copied or done.present or done.refused):
         line = nothing
-    _print(values, as_json, line, *_damage_lines(done.refused))
+    print_values(values, as_json, line, *_damage_lines(done.refused))
     if done.refused:
         sys.exit(1)
 
@@ -325,108 +309,10 @@ def verify(repair: bool, cache: Place | None, as_json: bool) -> None:
         lines.append(
             f"  {len(left)} left: only {places[0]} was repaired; name another with --cache"
         )
-    _print(values, as_json, *lines)
+    print_values(values, as_json, *lines)
     if left:
         sys.exit(1)
 
 
-def _setting(text: str) -> tuple[str, int | str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE, such as block_q=128")
-    if not re.fullmatch(r"-?[0-9]+", value):
-        return name, value
-    if len(value) > _MAX_DIGITS:
-        raise click.BadParameter(f"{name}={value[:20]}… is no number that a parameter may be")
-    return name, int(value)
-
-
-def _check_text(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Refuses what is no text: arguments may hold any bytes, records only UTF-8."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise click.BadParameter(f"{value!r:.80} is not UTF-8; write it in UTF-8") from None
-    return value
-
-
-@cache.command()
-@op_argument
-@problem_options
-@click.option("--implementation", required=True, help="What to use for these problems.")
-@click.option("--config", multiple=True, metavar="NAME=VALUE", help="A parameter of it.")
-@click.option("--note", default="", callback=_check_text, help="Why, for those who find the pin.")
-@cache_option
-@json_option
-def pin(
-    op: str,
-    implementation: str,
-    config: tuple[str, ...],
-    note: str,
-    cache: Path | None,
-    as_json: bool,
-    **fields: Any,
-) -> None:
-    """Fixes what serves these problems on this device, above all measurements."""
-    from ..kernels import default, get_op
-
-    check_window(op, fields["window"])
-    if implementation == "default":
-        raise click.UsageError(
-            "--implementation default stands for a choice, which a pin replaces; name another one, "
-            "or take a pin back with shapetune cache unpin"
-        )
-    settings = dict(map(_setting, config))
-    chosen = []
-    for problem in problems_of(op, fields):
-        candidate = default.forced(get_op(op), problem, implementation, settings)
-        chosen.append((problem, candidate))
-    _write_pins(chosen, True, note, cache, as_json)
-
-
-@cache.command()
-@op_argument
-@problem_options
-@cache_option
-@json_option
-def unpin(op: str, cache: Path | None, as_json: bool, **fields: Any) -> None:
-    """Takes back the pins of these problems on this device."""
-    check_window(op, fields["window"])
-    _write_pins([(problem, None) for problem in problems_of(op, fields)], False, "", cache, as_json)
-
-
-def _write_pins(
-    chosen: list[tuple[Any, Any]], active: bool, note: str, place: Path | None, as_json: bool
-) -> None:
-    from ..cache import pin as pins
-    from ..cache import store
-    from ..kernels import current_device, default
-
-    target, device = place or write_place(), current_device()
-    check_writable(target, device)
-    known: RecordSet = store.load([target, *([] if place else read_path())], device)
-    made = []
-    for problem, candidate in chosen:
-        last = pins.latest(known.about(pins.KIND, device, problem))
-        if candidate is None:
-            if last is None or not last.active:
-                continue
-            candidate = last.candidate
-        made.append(
-            pins.Pin(
-                problem=problem,
-                device=device,
-                candidate=candidate,
-                active=active,
-                count=last.count + 1 if last else 1,
-                time=round(time.time(), 3),
-                note=note[:200],
-            )
-        )
-    if made:
-        store.publish(target, made)
-        default.reload()
-    word = "pinned" if active else "unpinned"
-    values = [{"problem": p.problem.to_map(), word: p.candidate.key} for p in made]
-    lines = [f"{word}: {p.problem.label}: {p.candidate.key}" for p in made]
-    _print({"changed": values}, as_json, *(lines or ["nothing was pinned there"]))
+for _command in (pins.pin, pins.unpin):
+    cache.add_command(_command)

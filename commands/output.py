@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -79,3 +79,12 @@ def record_map(record: Any) -> dict[str, Any]:
         "provenance": dataclasses.asdict(record.provenance),
         "trials": [dataclasses.asdict(trial) for trial in record.trials],
     }
+
+
+def print_values(values: Mapping[str, Any], as_json: bool, *lines: str) -> None:
+    """The result of a command: JSON, or lines for a person."""
+    if as_json:
+        click.echo(json.dumps(values, indent=2))
+        return
+    for line in lines:
+        click.echo(line)

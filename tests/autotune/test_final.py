@@ -5,7 +5,7 @@ import pytest
 
 from shapetune.autotune.final import LEAST_GAIN, NoVerdict, decide, front
 from shapetune.autotune.options import Listener, Options
-from shapetune.autotune.trial import TrialError
+from shapetune.autotune.outcome import TrialError
 from shapetune.cache import Candidate, Trial, Verification
 
 from ..samples import problem

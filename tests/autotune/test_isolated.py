@@ -11,8 +11,9 @@ import pytest
 
 import shapetune
 from shapetune.autotune import Limits, Listener, Options
-from shapetune.autotune.isolated import IsolatedBench, Worker, WorkerDied
+from shapetune.autotune.isolated import IsolatedBench
 from shapetune.autotune.measure import Effort
+from shapetune.autotune.process import Worker, WorkerDied
 from shapetune.cache import Candidate, load
 from shapetune.cache.errors import IsolationError
 from shapetune.kernels import Implementation, current_device, get_op
@@ -126,7 +127,7 @@ def test_a_worker_dies_with_the_run(tmp_path):
     """The run is killed while its worker hangs: no process is left."""
     script = (
         "import os, sys\n"
-        "from shapetune.autotune.isolated import Worker\n"
+        "from shapetune.autotune.process import Worker\n"
         "worker = Worker()\n"
         "worker.start()\n"
         "print(worker._process.pid, flush=True)\n"

@@ -3,8 +3,9 @@ import pytest
 
 from shapetune.autotune import plausible
 from shapetune.autotune.measure import Effort
+from shapetune.autotune.outcome import best_of
 from shapetune.autotune.targets import target
-from shapetune.autotune.trial import Bench, best_of
+from shapetune.autotune.trial import Bench
 from shapetune.cache import Candidate, Trial, Verification
 from shapetune.kernels import current_device, get_op
 
