@@ -14,7 +14,8 @@ from rich.text import Text
 
 from ..cache.key import Candidate, Problem
 from ..cache.record import Record, Trial
-from .final import front
+from .final import front, samples_at_most
+from .measure import SAMPLE_S
 from .options import Listener, Options
 
 #: Seconds between two plain lines about the same problem.
@@ -100,29 +101,40 @@ class _Clock:
     """How long a run may still take, from what its problems took so far."""
 
     def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._problem_started = self._started
+        self._problem_started = time.monotonic()
+        self._search_ended: float | None = None
         self._spent: list[float] = []
         self.problems: Sequence[Problem] = ()
-        self._budget = 0.0
+        self._options = Options()
 
     def run_started(self, problems: Sequence[Problem], options: Options) -> None:
         self.problems = problems
-        self._budget = options.budget
+        self._options = options
 
     def problem_started(self) -> None:
         self._problem_started = time.monotonic()
+        self._search_ended = None
+
+    def search_ended(self) -> None:
+        self._search_ended = self._search_ended or time.monotonic()
 
     def problem_done(self) -> None:
         self._spent.append(time.monotonic() - self._problem_started)
 
-    def left(self, index: int, done: int, total: int) -> float:
-        """Seconds until the run ends, about."""
-        elapsed = time.monotonic() - self._problem_started
-        here = min(elapsed * (total - done) / done, self._budget) if done else self._budget
+    def left(self, index: int, done: int, total: int, sample_s: float) -> float:
+        """Seconds until the run ends, about; a sample of a finalist takes ``sample_s``."""
+        now = time.monotonic()
+        elapsed = now - self._problem_started
+        here = samples_at_most(self._options) * sample_s
+        if self._search_ended is None:
+            budget = max(self._options.budget - elapsed, 0.0)
+            here += min(elapsed * (total - done) / done, budget) if done else budget
+        else:
+            here -= now - self._search_ended
+        here = max(here, 0.0)
         spent = self._spent or [max(elapsed + here, 1.0)]
         typical = sum(spent) / len(spent)
-        return max(here, 0.0) + typical * (len(self.problems) - index - 1)
+        return here + typical * (len(self.problems) - index - 1)
 
 
 class _Display(Listener):
@@ -170,6 +182,9 @@ class _Display(Listener):
         self._clock.problem_done()
         self._say(f"{self._where(index)} {problem.label}: not tuned; {reason}")
 
+    def stage(self, text: str) -> None:
+        self._clock.search_ended()
+
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -186,7 +201,9 @@ class _Display(Listener):
         )
 
     def _time_left(self) -> str:
-        left = self._clock.left(self._index, self._done, self._total)
+        sample_ms = self._best.median_ms if self._best is not None else None
+        sample_s = max(SAMPLE_S, (sample_ms or 0.0) / 1e3)
+        left = self._clock.left(self._index, self._done, self._total, sample_s)
         return f"about {duration(left)} left"
 
 
@@ -222,6 +239,12 @@ class PlainDisplay(_Display):
                 f"{self._where(self._index)} trial {self._done}/{self._total}: "
                 f"{self._standing()}, {self._time_left()}"
             )
+
+    def stage(self, text: str) -> None:
+        super().stage(text)
+        if time.monotonic() - self._last >= _PLAIN_EVERY_S:
+            self._last = time.monotonic()
+            self._say(f"{self._where(self._index)} {text}, {self._time_left()}")
 
 
 class LiveDisplay(_Display):
@@ -270,7 +293,9 @@ class LiveDisplay(_Display):
         self._bars.update(self._problems, note=self._time_left())
 
     def stage(self, text: str) -> None:
+        super().stage(text)
         self._now = text
+        self._bars.update(self._problems, note=self._time_left())
 
     def problem_done(self, index: int, record: Record, fresh: bool) -> None:
         super().problem_done(index, record, fresh)

@@ -42,6 +42,11 @@ class Verdict:
     verification: Verification
 
 
+def samples_at_most(options: Options) -> int:
+    """Samples that a verdict takes, if nothing disturbs it: races, then two comparisons."""
+    return _STAGES * options.rounds * (FINALISTS + 1) + 2 * 2 * options.pairs
+
+
 class NoVerdict(Exception):
     """The problem cannot have a record; the message says why."""
 

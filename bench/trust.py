@@ -185,7 +185,7 @@ _DISTURBED = Problem.make("attention", seq=512, dim=64, causal=True)
 
 def bursts(before: Any, count: int = 10) -> dict[str, Any]:
     """What runs choose while another process loads the machine in bursts."""
-    found = before or {"problem": _DISTURBED.to_map(), "chosen": [], "ratios": []}
+    found = before or {"problem": _DISTURBED.to_map(), "chosen": [], "ratios": [], "trials": []}
     for _ in range(count):
         seed = len(found["chosen"])
         options = Options(trials=24, budget=60.0, seed=seed, isolation="process")
@@ -195,6 +195,7 @@ def bursts(before: Any, count: int = 10) -> dict[str, Any]:
         found["chosen"].append([record.chosen.implementation, config])
         compared = record.comparison
         found["ratios"].append([compared.ratio, compared.low, compared.high])
+        found["trials"].append([[t.candidate.key, t.status, t.q1_ms] for t in record.trials])
         print(f"bursts: {record.chosen.key}, {compared.ratio:.2f}×", flush=True)
     return found
 
