@@ -20,6 +20,8 @@ from .options import Listener, Options
 
 #: Seconds between two plain lines about the same problem.
 _PLAIN_EVERY_S = 5.0
+#: Characters of a failed trial's note in one line.
+_NOTE = 160
 
 
 def speedup(record: Record) -> str:
@@ -95,6 +97,21 @@ def outcomes(trials: Sequence[Trial]) -> str:
     counts = collections.Counter("screened" if t.screened else t.status for t in trials)
     order = sorted(counts, key=lambda word: (word != "ok", word != "screened", word))
     return ", ".join(f"{counts[word]} {word.replace('_', ' ')}" for word in order)
+
+
+def failures(trials: Sequence[Trial]) -> list[str]:
+    """A line for each implementation of which nothing worked, with what the first trial said."""
+    found: dict[str, list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(trial.candidate.implementation, []).append(trial)
+    lines = []
+    for name, tried in found.items():
+        if any(trial.status == "ok" for trial in tried):
+            continue
+        note = " ".join(tried[0].note.split())
+        shown = note if len(note) <= _NOTE else note[: _NOTE - 1] + "…"
+        lines.append(f"{name}: {outcomes(tried)}" + (f"; {shown}" if shown else ""))
+    return lines
 
 
 class _Clock:
@@ -177,6 +194,8 @@ class _Display(Listener):
         self._say(f"{self._where(index)} {record.problem.label}: {_outcome(record, fresh)}")
         if fresh:
             self._say(f"    trials: {outcomes(record.trials)}; {split(record)}")
+            for line in failures(record.trials):
+                self._say(f"    {line}")
 
     def problem_failed(self, index: int, problem: Problem, reason: str) -> None:
         self._clock.problem_done()

@@ -7,6 +7,7 @@ first does not count in the second; and the heuristic wins whenever it is not su
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,13 +19,32 @@ from .options import Listener, Options
 from .outcome import TrialError
 from .trial import Tester, compare
 
-#: Candidates that go on from the search to the races against the heuristic, at most…
-FINALISTS = 6
-#: …and only those whose first quartile is within this factor of the best: what
-#: disturbs a program makes it slower, never faster.
-_IN_REACH = 1.3
-#: Rounds of races: those that fall behind drop out after each.
-_STAGES = 3
+
+@dataclasses.dataclass(frozen=True)
+class _Field:
+    """Which candidates go on from the search to the races against the heuristic.
+
+    Attributes:
+        finalists: At most so many…
+        reach: …and only those whose first quartile is within this factor of the
+            best: what disturbs a program makes it slower, never faster.
+        stages: Rounds of races at most: those that fall behind drop out after each.
+    """
+
+    finalists: int
+    reach: float
+    stages: int
+
+
+_CALM = _Field(finalists=6, reach=1.3, stages=3)
+#: Where the search was disturbed its times rank badly, and races in turns decide.
+_NOISY = _Field(finalists=12, reach=2.0, stages=9)
+#: The machine is noisy if third quartiles are typically this much above first ones.
+_NOISY_SPREAD = 1.1
+#: Seconds after which no race more than on a calm machine begins.
+_RACES_S = 30.0
+#: Races end early once no finalist's ratio to the lead is this uncertain.
+_CLEAR = 1.04
 #: A candidate this much slower than the lead, by the interval's near end, drops out.
 _BEHIND = 1.02
 #: Within the noise of the lead: no slower for sure, and no slower than this by estimate.
@@ -44,7 +64,7 @@ class Verdict:
 
 def samples_at_most(options: Options) -> int:
     """Samples that a verdict takes, if nothing disturbs it: races, then two comparisons."""
-    return _STAGES * options.rounds * (FINALISTS + 1) + 2 * 2 * options.pairs
+    return _CALM.stages * options.rounds * (_CALM.finalists + 1) + 2 * 2 * options.pairs
 
 
 class NoVerdict(Exception):
@@ -95,6 +115,7 @@ class _Final:
         self._listener = listener
         self._failed = failed
         self._fallback = trials[0]
+        self._field = _NOISY if _noisy(trials) else _CALM
 
     def verdict(self) -> Verdict:
         self._listener.stage("verifying the heuristic on harder inputs")
@@ -157,10 +178,10 @@ class _Final:
         """The most promising trials that also pass the harder inputs."""
         found: list[tuple[Trial, Verification]] = []
         for trial in self._promising():
-            if len(found) == FINALISTS:
+            if len(found) == self._field.finalists:
                 break
             best = found[0][0] if found else trial
-            if self._options.objective != "memory" and _low(trial) > _IN_REACH * _low(best):
+            if self._options.objective != "memory" and _low(trial) > self._field.reach * _low(best):
                 break
             self._listener.stage(f"verifying {trial.candidate.key} on harder inputs")
             verified = self._tester.verify_hard(trial.candidate)
@@ -195,8 +216,12 @@ class _Final:
             finalists = [t for t in finalists if t.temp_mb <= least]
         running = list(finalists)
         times: dict[Candidate, np.ndarray] = {}
-        for stage in range(_STAGES):
+        began = time.monotonic()
+        for stage in range(self._field.stages):
             if not running or (stage and len(running) == 1):
+                break
+            enough = stage >= _CALM.stages and time.monotonic() - began > _RACES_S
+            if enough or (stage >= _CALM.stages and times and _clear(running, times)):
                 break
             try:
                 found = self._run(running, stage)
@@ -238,6 +263,22 @@ def _ms(trial: Trial) -> float:
 
 def _low(trial: Trial) -> float:
     return trial.q1_ms or _ms(trial)
+
+
+def _noisy(trials: Sequence[Trial]) -> bool:
+    """Whether the machine was busy with something else during the search."""
+    spreads = [t.q3_ms / t.q1_ms for t in trials if t.status == "ok" and t.q1_ms and t.q3_ms]
+    return bool(spreads) and float(np.median(spreads)) > _NOISY_SPREAD
+
+
+def _clear(running: Sequence[Trial], times: dict[Candidate, np.ndarray]) -> bool:
+    """Whether more races would hardly change who leads."""
+    lead = min(running, key=lambda t: float(np.median(times[t.candidate])))
+    for trial in running:
+        _, low, high = measure.paired_ratio(times[lead.candidate], times[trial.candidate])
+        if high > _CLEAR * low:
+            return False
+    return True
 
 
 def _ahead(running: Sequence[Trial], times: dict[Candidate, np.ndarray]) -> list[Trial]:

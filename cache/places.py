@@ -126,11 +126,22 @@ def user_place() -> Path | None:
 
 
 def site_place() -> Path | None:
-    """The cache that all users of a machine share: ``SHAPETUNE_SITE_CACHE``, or the system's."""
+    """The cache that all users of a machine share: ``SHAPETUNE_SITE_CACHE``, or the system's.
+
+    None where the variable is empty.
+
+    Raises:
+        CacheError: The variable names no place, or a remote one.
+    """
     named = os.environ.get("SHAPETUNE_SITE_CACHE")
     if named is not None:
         place = as_place(named) if named.strip() else None
-        return place if isinstance(place, Path) else None
+        if place is not None and not isinstance(place, Path):
+            raise CacheError(
+                f"SHAPETUNE_SITE_CACHE={named!r} is remote; name a folder of this machine, "
+                "or name it in SHAPETUNE_CACHE, after a folder"
+            )
+        return place
     import platformdirs
 
     return Path(platformdirs.site_data_dir("shapetune")) / "cache"

@@ -50,7 +50,8 @@ def trial_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--verify-limit", type=Seconds(), help="Give up a verification after this time."),
         click.option("--time-limit", type=Seconds(), help="Give up a timing after this time."),
         click.option(
-            "--memory-limit", type=float, help="Give up a candidate whose process holds more MiB."
+            "--memory-limit", type=click.FloatRange(min=0, min_open=True),
+            help="Give up a candidate whose process holds more MiB.",
         ),
     ]  # fmt: skip
     for option in reversed(options):

@@ -100,7 +100,12 @@ class Settings:
 
 
 def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "").lower() not in ("", "0", "false", "no")
+    value = os.environ.get(variable, "")
+    if value.lower() in ("", "0", "false", "no"):
+        return False
+    if value.lower() in ("1", "true", "yes"):
+        return True
+    raise ConfigError(f"{variable}={value!r} is neither 1 nor 0")
 
 
 def _one_of(variable: str, allowed: Sequence[str], default: str) -> str:

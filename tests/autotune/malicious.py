@@ -172,6 +172,16 @@ def _terminated_by_someone(*arrays, config, **static):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _slow(*arrays, config, **static):
+    """Right, and far from fast: a heuristic that one should beat."""
+
+    def later(out):
+        time.sleep(0.02)
+        return out
+
+    return _on_host(later, arrays, static)
+
+
 #: Of each its function and the outcome that it must have.
 KINDS = {
     "raises_at_trace": (_raises_at_trace, "compile_error"),
@@ -193,6 +203,7 @@ KINDS = {
 OTHERS = {
     "sleeps_with_a_child": _sleeps_with_a_child,
     "terminated_by_someone": _terminated_by_someone,
+    "slow": _slow,
     "alias": lambda *arrays, config, **static: _good(arrays, static),
 }
 

@@ -74,3 +74,19 @@ def test_the_verdict_says_what_is_under_way_and_how_long_it_takes(now, shown):
     left = display.duration(whole - 8)
     assert shown.text().splitlines()[-1] == f"[1/1] comparing, about {left} left"
     assert "too soon" not in shown.text()
+
+
+def test_an_implementation_of_which_nothing_worked_has_a_line_of_its_own():
+    trials = [
+        _trial(1.0),
+        Trial(Candidate("xla", {"block": 2}), "crashed", note="one of two"),
+        Trial(Candidate("pallas_mha", {"block": 1}), "compile_error", note="no such\n  block"),
+        Trial(Candidate("pallas_mha", {"block": 2}), "compile_error", note="another"),
+        Trial(Candidate("cudnn"), "wrong_result", note="x" * 500),
+    ]
+    lines = display.failures(trials)
+    assert lines[0] == "pallas_mha: 2 compile error; no such block"
+    assert lines[1].startswith("cudnn: 1 wrong result; xxx")
+    assert lines[1].endswith("…")
+    assert len(lines) == 2
+    assert len(lines[1]) < 200

@@ -123,6 +123,33 @@ def test_those_that_fall_behind_drop_out_of_the_races():
     assert all("b" not in names for names in paper.raced[1:])
 
 
+@pytest.mark.parametrize(("spread", "stages"), [(1.2, 9), (1.02, 3)])
+def test_on_a_noisy_machine_races_find_what_the_search_ranked_badly(spread, stages):
+    """The best one looked half as fast again as the others, which are 15% slower than it."""
+    true = {"plain": 10.0, **{f"c{i}": 5.75 for i in range(7)}, "best": 5.0}
+    seen = {name: 9.0 if name == "best" else ms for name, ms in true.items()}
+    tried = [Trial(Candidate(n), "ok", ms, ms, ms * spread, 5, 1) for n, ms in seen.items()]
+    paper = Paper(true, noise=0.15)
+    found = decide(paper, HEURISTIC, tried, Options(), Listener())
+    races = [names for names in paper.raced if len(names) > 2]
+    assert 1 <= len(races) <= stages
+    if spread > 1.1:
+        assert "best" in races[0]
+        assert found.chosen == Candidate("best")
+    else:
+        # On a calm machine the search is believed: as much as 1.3× off is out.
+        assert "best" not in races[0]
+        assert len(races[0]) == 7
+
+
+def test_races_end_once_it_is_clear_who_leads():
+    times = {"plain": 10.0, "a": 5.0, "b": 5.0}
+    tried = [Trial(Candidate(n), "ok", ms, ms, ms * 1.2, 5, 1) for n, ms in times.items()]
+    paper = Paper(times, noise=0.001)
+    decide(paper, HEURISTIC, tried, Options(), Listener())
+    assert sum(len(names) == 3 for names in paper.raced) == 3
+
+
 def test_a_wrong_heuristic_has_no_verdict():
     times = {"plain": 10.0, "a": 5.0}
     with pytest.raises(NoVerdict, match="hard inputs"):

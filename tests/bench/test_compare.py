@@ -13,14 +13,13 @@ from shapetune.cli import main
 from .test_schema import FILES, timed
 
 
-def ours(**changes):
-    """A file made here at points of the RTX 3090's, a tenth as fast there."""
-    theirs = schema.read(FILES[0])
+def ours(file=FILES[0], theirs="probjax_mha", name="pallas_mha", **changes):
+    """A file made here at points of an RTX 3090's, a tenth as fast there."""
     rows = []
-    for row in theirs.results:
-        if row["impl"] == "probjax_mha" and row["seq"] <= 1024:
-            slower = {k: row[k] * 10 for k in ("median_ms", "q1_ms", "q3_ms")}
-            rows.append({**row, "impl": "pallas_mha", **slower, **changes})
+    for row in schema.read(file).results:
+        if row["impl"] == theirs and row["seq"] <= 1024:
+            slower = {k: row[k] * 10 for k in ("median_ms", "q1_ms", "q3_ms") if row.get(k)}
+            rows.append({**row, "impl": name, **slower, **changes})
     return BenchFile({"device_kind": "a CPU"}, {"op": "attention"}, rows, "here")
 
 
@@ -152,6 +151,16 @@ def test_the_command_takes_our_file_with_theirs(tmp_path):
     found = json.loads(told.stdout)
     assert found["across"][0]["summary"]["mean"] == pytest.approx(10.0)
     assert found["files"][1]["regret"]["jax"]["worst"] == pytest.approx(0.519, abs=0.001)
+
+
+def test_the_command_takes_our_recurrence_with_theirs(tmp_path):
+    path = tmp_path / "here.json"
+    schema.write(path, ours(FILES[1], "chunked", "chunked"))
+    told = CliRunner().invoke(main, ["compare", str(path), str(FILES[1]), "--json"])
+    assert told.exit_code == 0, told.output
+    (across,) = [one for one in json.loads(told.stdout)["across"] if one["name"] == "chunked"]
+    assert across["summary"]["mean"] == pytest.approx(10.0)
+    assert across["summary"]["points"] == len(ours(FILES[1], "chunked", "chunked").results)
 
 
 def test_the_command_says_what_is_wrong_with_a_file(tmp_path):

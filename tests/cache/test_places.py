@@ -8,7 +8,14 @@ import pytest
 import shapetune
 from shapetune.cache import places
 from shapetune.cache.errors import CacheError
-from shapetune.cache.places import Remote, as_place, read_path, split_places, write_place
+from shapetune.cache.places import (
+    Remote,
+    as_place,
+    read_path,
+    site_place,
+    split_places,
+    write_place,
+)
 
 
 @pytest.mark.parametrize("bad", ["", "  ", None, 3, b"x", 1.5, {"a": 1}, "~no-such-user/cache", "x" * 300,
@@ -79,6 +86,14 @@ def test_the_read_path_is_own_then_site_then_shipped(tmp_path, monkeypatch):
     shipped.mkdir()
     assert read_path() == [*own, site, shipped]
     assert write_place() == own[0]
+
+
+def test_the_machine_s_own_cache_cannot_be_remote(monkeypatch):
+    monkeypatch.setenv("SHAPETUNE_SITE_CACHE", "s3://bucket/cache")
+    with pytest.raises(CacheError, match="SHAPETUNE_SITE_CACHE='s3://bucket/cache' is remote"):
+        read_path()
+    monkeypatch.setenv("SHAPETUNE_SITE_CACHE", " ")
+    assert site_place() is None
 
 
 def test_a_remote_place_is_never_written_to(monkeypatch):

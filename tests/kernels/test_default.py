@@ -142,6 +142,10 @@ def test_disable_and_on_miss(own_cache, monkeypatch, caplog):
     monkeypatch.setenv("SHAPETUNE_ON_MISS", "explode")
     with pytest.raises(ConfigError, match=r"SHAPETUNE_ON_MISS='explode'.*heuristic"):
         shapetune.reload()
+    monkeypatch.setenv("SHAPETUNE_ON_MISS", "heuristic")
+    monkeypatch.setenv("SHAPETUNE_DISABLE", "maybe")
+    with pytest.raises(ConfigError, match="SHAPETUNE_DISABLE='maybe' is neither 1 nor 0"):
+        shapetune.reload()
 
 
 def test_a_call_whose_own_mode_is_tuned_is_no_miss(own_cache, monkeypatch):
