@@ -28,17 +28,22 @@ class _Field:
         finalists: At most so many…
         reach: …and only those whose first quartile is within this factor of the
             best: what disturbs a program makes it slower, never faster.
-        stages: Rounds of races at most: those that fall behind drop out after each.
+        stages: Rounds of races at most: those that fall behind drop out after each…
+        patience: …but not before so many.
+        risk: With which chance one that is not behind is taken to be, in each stage.
     """
 
     finalists: int
     reach: float
     stages: int
+    patience: int
+    risk: float
 
 
-_CALM = _Field(finalists=6, reach=1.3, stages=3)
+_CALM = _Field(finalists=6, reach=1.3, stages=3, patience=1, risk=0.025)
 #: Where the search was disturbed its times rank badly, and races in turns decide.
-_NOISY = _Field(finalists=12, reach=2.0, stages=9)
+#: Whoever leads after a few of them is more likely lucky than good.
+_NOISY = _Field(finalists=12, reach=2.0, stages=9, patience=3, risk=0.005)
 #: The machine is noisy if third quartiles are typically this much above first ones.
 _NOISY_SPREAD = 1.1
 #: Seconds after which no race more than on a calm machine begins.
@@ -233,7 +238,8 @@ class _Final:
                 ratios = found[:, 1 + i] / found[:, 0]
                 old = times.get(trial.candidate, np.empty(0))
                 times[trial.candidate] = np.concatenate([old, ratios])
-            running = _ahead(running, times)
+            if stage + 1 >= self._field.patience:
+                running = _ahead(running, times, self._field.risk)
         if not running:
             return None
         return _least_memory(running, times) if times else running[0]
@@ -281,13 +287,15 @@ def _clear(running: Sequence[Trial], times: dict[Candidate, np.ndarray]) -> bool
     return True
 
 
-def _ahead(running: Sequence[Trial], times: dict[Candidate, np.ndarray]) -> list[Trial]:
+def _ahead(
+    running: Sequence[Trial], times: dict[Candidate, np.ndarray], risk: float
+) -> list[Trial]:
     """Those that are not surely behind the lead, by times relative to the heuristic's."""
     lead = min(running, key=lambda t: float(np.median(times[t.candidate])))
     kept = []
     for trial in running:
         # Of two that took part in the same rounds, round by round.
-        _, _, high = measure.paired_ratio(times[lead.candidate], times[trial.candidate])
+        _, _, high = measure.paired_ratio(times[lead.candidate], times[trial.candidate], risk)
         if trial is lead or high * _BEHIND >= 1.0:
             kept.append(trial)
     return kept
