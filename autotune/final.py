@@ -14,46 +14,13 @@ import numpy as np
 
 from ..cache.key import Candidate
 from ..cache.record import Comparison, Trial, Verification
-from . import measure
 from .options import Listener, Options
 from .outcome import TrialError
+from .races import CALM, Standings, field_of
 from .trial import Tester, compare
 
-
-@dataclasses.dataclass(frozen=True)
-class _Field:
-    """Which candidates go on from the search to the races against the heuristic.
-
-    Attributes:
-        finalists: At most so many…
-        reach: …and only those whose first quartile is within this factor of the
-            best: what disturbs a program makes it slower, never faster.
-        stages: Rounds of races at most: those that fall behind drop out after each…
-        patience: …but not before so many.
-        risk: With which chance one that is not behind is taken to be, in each stage.
-    """
-
-    finalists: int
-    reach: float
-    stages: int
-    patience: int
-    risk: float
-
-
-_CALM = _Field(finalists=6, reach=1.3, stages=3, patience=1, risk=0.025)
-#: Where the search was disturbed its times rank badly, and races in turns decide.
-#: Whoever leads after a few of them is more likely lucky than good.
-_NOISY = _Field(finalists=12, reach=2.0, stages=9, patience=3, risk=0.005)
-#: The machine is noisy if third quartiles are typically this much above first ones.
-_NOISY_SPREAD = 1.1
 #: Seconds after which no race more than on a calm machine begins.
-_RACES_S = 30.0
-#: Races end early once no finalist's ratio to the lead is this uncertain.
-_CLEAR = 1.04
-#: A candidate this much slower than the lead, by the interval's near end, drops out.
-_BEHIND = 1.02
-#: Within the noise of the lead: no slower for sure, and no slower than this by estimate.
-_NOISE = 1.02
+_RACES_S = 60.0
 #: A gain smaller than this is not worth another program than the heuristic's.
 LEAST_GAIN = 1.01
 
@@ -69,7 +36,7 @@ class Verdict:
 
 def samples_at_most(options: Options) -> int:
     """Samples that a verdict takes, if nothing disturbs it: races, then two comparisons."""
-    return _CALM.stages * options.rounds * (_CALM.finalists + 1) + 2 * 2 * options.pairs
+    return CALM.stages * options.rounds * (CALM.finalists + 1) + 2 * 2 * options.pairs
 
 
 class NoVerdict(Exception):
@@ -120,7 +87,7 @@ class _Final:
         self._listener = listener
         self._failed = failed
         self._fallback = trials[0]
-        self._field = _NOISY if _noisy(trials) else _CALM
+        self._field = field_of(trials)
 
     def verdict(self) -> Verdict:
         self._listener.stage("verifying the heuristic on harder inputs")
@@ -220,29 +187,24 @@ class _Final:
             least = min(t.temp_mb for t in finalists)
             finalists = [t for t in finalists if t.temp_mb <= least]
         running = list(finalists)
-        times: dict[Candidate, np.ndarray] = {}
+        standings = Standings(self._field)
         began = time.monotonic()
         for stage in range(self._field.stages):
             if not running or (stage and len(running) == 1):
                 break
-            enough = stage >= _CALM.stages and time.monotonic() - began > _RACES_S
-            if enough or (stage >= _CALM.stages and times and _clear(running, times)):
+            if stage >= CALM.stages and time.monotonic() - began > _RACES_S:
                 break
             try:
                 found = self._run(running, stage)
             except TrialError as error:
                 running = self._culprits_out(running, error)
-                times = {}
+                standings = Standings(self._field)
                 continue
-            for i, trial in enumerate(running):
-                ratios = found[:, 1 + i] / found[:, 0]
-                old = times.get(trial.candidate, np.empty(0))
-                times[trial.candidate] = np.concatenate([old, ratios])
-            if stage + 1 >= self._field.patience:
-                running = _ahead(running, times, self._field.risk)
+            standings.add(running, found)
+            running = standings.left(running, stage + 1)
         if not running:
             return None
-        return _least_memory(running, times) if times else running[0]
+        return standings.best(running) if standings else running[0]
 
     def _run(self, running: Sequence[Trial], stage: int) -> np.ndarray:
         names = [self._heuristic, *(t.candidate for t in running)]
@@ -269,48 +231,6 @@ def _ms(trial: Trial) -> float:
 
 def _low(trial: Trial) -> float:
     return trial.q1_ms or _ms(trial)
-
-
-def _noisy(trials: Sequence[Trial]) -> bool:
-    """Whether the machine was busy with something else during the search."""
-    spreads = [t.q3_ms / t.q1_ms for t in trials if t.status == "ok" and t.q1_ms and t.q3_ms]
-    return bool(spreads) and float(np.median(spreads)) > _NOISY_SPREAD
-
-
-def _clear(running: Sequence[Trial], times: dict[Candidate, np.ndarray]) -> bool:
-    """Whether more races would hardly change who leads."""
-    lead = min(running, key=lambda t: float(np.median(times[t.candidate])))
-    for trial in running:
-        _, low, high = measure.paired_ratio(times[lead.candidate], times[trial.candidate])
-        if high > _CLEAR * low:
-            return False
-    return True
-
-
-def _ahead(
-    running: Sequence[Trial], times: dict[Candidate, np.ndarray], risk: float
-) -> list[Trial]:
-    """Those that are not surely behind the lead, by times relative to the heuristic's."""
-    lead = min(running, key=lambda t: float(np.median(times[t.candidate])))
-    kept = []
-    for trial in running:
-        # Of two that took part in the same rounds, round by round.
-        _, _, high = measure.paired_ratio(times[lead.candidate], times[trial.candidate], risk)
-        if trial is lead or high * _BEHIND >= 1.0:
-            kept.append(trial)
-    return kept
-
-
-def _least_memory(running: Sequence[Trial], times: dict[Candidate, np.ndarray]) -> Trial:
-    """Of those within the noise of the lead, the one with the least temporary memory."""
-    lead = min(running, key=lambda t: float(np.median(times[t.candidate])))
-    within = [lead]
-    for trial in running:
-        ratio, _, high = measure.paired_ratio(times[lead.candidate], times[trial.candidate])
-        if trial is not lead and high >= 1.0 and ratio * _NOISE >= 1.0:
-            within.append(trial)
-    # The lead comes first in the list, and wins where none needs less.
-    return min(within, key=lambda t: t.temp_mb)
 
 
 def front(trials: Sequence[Trial]) -> list[Trial]:

@@ -249,12 +249,8 @@ def interleave(
     return np.array(times)[np.sort(calmest[:rounds])]
 
 
-def paired_ratio(
-    base_ms: np.ndarray, other_ms: np.ndarray, risk: float = 0.025
-) -> tuple[float, float, float]:
+def paired_ratio(base_ms: np.ndarray, other_ms: np.ndarray) -> tuple[float, float, float]:
     """How many times faster ``other`` is than ``base``, with its 95% interval.
-
-    ``risk`` is the chance that the truth lies beyond one end of the interval.
 
     The Hodges–Lehmann estimate of the logarithm of the paired ratios, and the
     interval that inverts Wilcoxon's signed-rank test: exact for any noise that
@@ -265,14 +261,14 @@ def paired_ratio(
     steps = np.log(np.asarray(base_ms) / np.asarray(other_ms))
     i, j = np.triu_indices(len(steps))
     walsh = np.sort((steps[i] + steps[j]) / 2)
-    cut = _signed_rank_cut(len(steps), risk)
+    cut = _signed_rank_cut(len(steps))
     low, high = walsh[cut], walsh[len(walsh) - 1 - cut]
     ratio, low, high = np.exp([np.median(walsh), low, high])
     return float(ratio), float(low), float(high)
 
 
 @functools.cache
-def _signed_rank_cut(n: int, level: float) -> int:
+def _signed_rank_cut(n: int, level: float = 0.025) -> int:
     """The largest c such that the signed-rank sum of n pairs is at most c with chance ≤ level."""
     ways = np.zeros(n * (n + 1) // 2 + 1)
     ways[0] = 1
