@@ -81,7 +81,11 @@ def require_compiler() -> None:
     Raises:
         TargetError: It is not.
     """
-    if importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+    try:
+        found = importlib.util.find_spec("jax_plugins.xla_cuda13")
+    except ModuleNotFoundError:  # there is not even the package that it would be in
+        found = None
+    if found is None:
         raise TargetError(
             "compiling for a GPU needs XLA's CUDA plugin (no GPU and no CUDA libraries); "
             "install it with: pip install 'shapetune[aot]'"

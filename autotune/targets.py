@@ -80,6 +80,10 @@ class Target:
         """
 
 
+#: What the figures of XLA's description hold, where that is more than 32 bits.
+_MOST = {"memory": 2**63, "bandwidth": 2**63, "l2": 2**63}
+
+
 def targets(extra: Path | None = None) -> dict[str, Target]:
     """The known targets by key, with those of a file of one's own.
 
@@ -111,7 +115,7 @@ def _read(path: Path) -> dict[str, Target]:
     try:
         with path.open("rb") as file:
             tables = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise TargetError(f"targets file {str(path)!r} cannot be read: {error}") from error
     return {key: _target(path, key, table) for key, table in tables.items()}
 
@@ -127,8 +131,11 @@ def _target(path: Path, key: str, table: Any) -> Target:
         wanted = {"str": str, "int": int, "float": int | float}[str(kind)]
         if isinstance(value, bool) or not isinstance(value, wanted):
             raise TargetError(f"target {key!r} of {path}: {name} must be a {kind}, got {value!r}")
-        if not isinstance(value, str) and value <= 0:
-            raise TargetError(f"target {key!r} of {path}: {name} must be positive, got {value}")
+        if not isinstance(value, str) and not 0 < value < _MOST.get(name, 2**31):
+            raise TargetError(
+                f"target {key!r} of {path}: {name} must be positive and below "
+                f"{_MOST.get(name, 2**31):.4g}, got {value}"
+            )
     if table["capability"] not in CARD_OF_CAPABILITY:
         raise TargetError(
             f"target {key!r} of {path}: capability must be one of "

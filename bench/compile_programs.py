@@ -21,8 +21,7 @@ from ..cache.record_set import RecordSet
 from ..kernels import default, get_op, rattention
 from ..kernels.attention import flex, pallas_flex
 from ..kernels.decision import Decision, decide
-from ..kernels.linear_attention.problem import NAMES
-from ..kernels.op import Inputs, Op
+from ..kernels.op import Op
 
 #: Makes the compiler fail where a register is spilled, and name the kernel.
 NO_SPILLS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
@@ -87,25 +86,9 @@ def _flex(problem: Problem, candidate: Candidate) -> Program:
 
 
 def _linear(problem: Problem, candidate: Candidate) -> Program:
-    inputs = linear_shapes(problem)
     op = get_op("linear_attention")
+    inputs = op.abstract_inputs(problem)
     return measure.program(op, problem, candidate, inputs), measure.arguments(problem, inputs)
-
-
-def linear_shapes(problem: Problem) -> Inputs:
-    """What a call of a linear attention takes, as shapes and dtypes in place of arrays."""
-    p = problem
-    state = jax.ShapeDtypeStruct((p.batch, p.heads, 2 * p.dim, p.value_dim), jnp.float32)
-
-    def rows(heads: int, dim: int, dtype: Any = p.dtype) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((p.batch, p.seq, heads, dim), jnp.dtype(dtype))
-
-    given = state if "state" in p.features else None
-    keys = rows(p.kv_heads, p.dim), rows(p.kv_heads, p.value_dim)
-    arrays = (rows(p.heads, p.dim), *keys, given)
-    weights = (rows(p.heads, p.value_dim, "float32"), state)
-    differentiable = tuple(i for i in range(4) if arrays[i] is not None)
-    return Inputs(arrays, NAMES, differentiable, weights)
 
 
 def _layer(problem: Problem) -> Program:

@@ -23,7 +23,6 @@ from ..cache.key import Problem
 from ..kernels import current_device, default, get_op, rattention
 from ..kernels.op import Expected, Inputs, Op
 from . import isolate, peers, suites
-from .compile_programs import linear_shapes
 from .schema import Row, suite_of
 from .torch_peer import TorchPeer
 
@@ -159,7 +158,7 @@ class Point:
     def _memory_inputs(self) -> Inputs:
         """Of suite ``peak``: a CPU only compiles, which needs the shapes alone."""
         if self.device.platform == "cpu":
-            return linear_shapes(self.problem)
+            return self.op.abstract_inputs(self.problem)
         made = self.op.make_inputs(self.problem, 0, "normal")
         return dataclasses.replace(made, weights=()) if self.problem.mode == "fwd" else made
 

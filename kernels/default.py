@@ -186,7 +186,7 @@ def prepare(
     if config is not None:
         raise ConfigError(
             f"config={config!r} needs an implementation to belong to; "
-            'name one, such as implementation="blockwise"'
+            f"name one of {', '.join(sorted(op.implementations))} as implementation=…"
         )
     current = state()
     plain = current.decide(op, problem)

@@ -17,10 +17,17 @@ import jax.numpy as jnp
 from ..cache.errors import ProblemError
 from .attention import attention
 from .linear_attention import linear_attention
-from .linear_attention.features import FEATURE_MAPS
 from .linear_attention.features import feature_map as phi
+from .rattention_checks import (
+    check_config,
+    check_input,
+    check_params,
+    check_start,
+    check_state,
+    parameter_shapes,
+    state_shapes,
+)
 
-BRANCHES = ("both", "local", "global")
 Params = Mapping[str, jax.Array]
 
 
@@ -61,21 +68,7 @@ class RAttentionConfig:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        for name in ("width", "heads", "head_dim", "groups"):
-            if getattr(self, name) < 1:
-                raise ProblemError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.heads % self.groups:
-            raise ProblemError(
-                f"heads ({self.heads}) must be a multiple of kv_heads ({self.groups})"
-            )
-        if self.head_dim % 2:
-            raise ProblemError(f"head_dim must be even for the rotation, got {self.head_dim}")
-        for name in ("window", "meta_tokens"):
-            if getattr(self, name) < 0:
-                raise ProblemError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name, allowed in (("branches", BRANCHES), ("feature_map", FEATURE_MAPS)):
-            if getattr(self, name) not in allowed:
-                raise ProblemError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        check_config(self)
 
     @property
     def groups(self) -> int:
@@ -115,27 +108,14 @@ def init(rng: jax.Array, cfg: RAttentionConfig) -> dict[str, jax.Array]:
         [N, H, width]; ``local_norm`` and ``global_norm`` [N, H] for the branches
         there are; ``meta`` [M, width]; ``query_scale`` [N, H], ``key_scale`` [K, H].
     """
-    shapes = {
-        "query": (cfg.width, cfg.heads, cfg.head_dim),
-        "key": (cfg.width, cfg.groups, cfg.head_dim),
-        "value": (cfg.width, cfg.groups, cfg.head_dim),
-        "out": (cfg.heads, cfg.head_dim, cfg.width),
-    }
     params = {}
-    for name, shape in shapes.items():
+    for name, shape in parameter_shapes(cfg).items():
         rng, own = jax.random.split(rng)
-        inputs = math.prod(shape[:2]) if name == "out" else cfg.width
+        if name.endswith(("norm", "scale")):
+            params[name] = jnp.ones(shape)
+            continue
+        inputs = {"out": math.prod(shape[:2]), "meta": 1}.get(name, cfg.width)
         params[name] = jax.random.normal(own, shape) / math.sqrt(inputs)
-    if cfg.branches != "global":
-        params["local_norm"] = jnp.ones((cfg.heads, cfg.head_dim))
-    if cfg.branches == "local":
-        return params
-    params["global_norm"] = jnp.ones((cfg.heads, cfg.head_dim))
-    if cfg.meta_tokens:
-        params["meta"] = jax.random.normal(rng, (cfg.meta_tokens, cfg.width))
-    if cfg.qk_scales:
-        params["query_scale"] = jnp.ones((cfg.heads, cfg.head_dim))
-        params["key_scale"] = jnp.ones((cfg.groups, cfg.head_dim))
     return params
 
 
@@ -155,7 +135,17 @@ def apply(
 
     Returns:
         [B, T, width], in the dtype of ``x``.
+
+    Raises:
+        ProblemError: ``x`` or ``params`` are not of the layer, or ``implementation``
+            is named where there is no recurrence.
+        UnknownNameError: There is no such implementation.
     """
+    if cfg.branches == "local" and implementation != "default":
+        raise ProblemError(
+            f"implementation={implementation!r} is of the recurrence, which "
+            'branches="local" leaves out'
+        )
     return _forward(params, x, cfg, implementation)[0]
 
 
@@ -178,8 +168,20 @@ def prefill(
 def start(
     params: Params, cfg: RAttentionConfig, batch: int, dtype: str = "float32"
 ) -> RAttentionState:
-    """The state before the first token."""
-    ring = jnp.zeros((batch, cfg.left_out + 1, cfg.groups, cfg.head_dim), dtype)
+    """The state before the first token.
+
+    Args:
+        params: As from ``init``.
+        cfg: The layer's shape.
+        batch: B.
+        dtype: To keep keys and values in; that of the inputs to come.
+
+    Raises:
+        ProblemError: One of them is of another type, or out of range.
+    """
+    check_start(batch, dtype)
+    check_params(params, cfg)
+    ring = jnp.zeros(state_shapes(cfg, batch)["keys"], dtype)
     return RAttentionState(jnp.int32(0), ring, ring, ring, _first_memory(params, cfg, batch))
 
 
@@ -196,7 +198,13 @@ def decode(
 
     Returns:
         [B, width], and the state after the token.
+
+    Raises:
+        ProblemError: ``x``, ``params`` or ``state`` are not of the layer.
     """
+    check_input(x, cfg, "B")
+    check_params(params, cfg)
+    check_state(state, RAttentionState, cfg, x.shape[0])
     q, k, v = _project(params, x[:, None])
     position = state.position
     rotated = _rotate(k, position[None], cfg)
@@ -233,7 +241,8 @@ def _forward(
     params: Params, x: jax.Array, cfg: RAttentionConfig, implementation: str
 ) -> tuple[jax.Array, ...]:
     """Outputs, keys, rotated keys, values, and the recurrence's final state."""
-    _check_input(x, cfg)
+    check_input(x, cfg, "B, T")
+    check_params(params, cfg)
     q, k, v = _project(params, x)
     positions = jnp.arange(x.shape[1])
     rotated, branches = k, []
@@ -258,11 +267,6 @@ def _forward(
         )
         branches.append(_normalised(rows, params["global_norm"], cfg))
     return _joined(params, branches, x.dtype), k, rotated, v, memory
-
-
-def _check_input(x: jax.Array, cfg: RAttentionConfig) -> None:
-    if x.ndim != 3 or x.shape[-1] != cfg.width:
-        raise ProblemError(f"x must be [B, T, {cfg.width}], got shape {list(x.shape)}")
 
 
 def _project(params: Params, x: jax.Array) -> tuple[jax.Array, ...]:
@@ -294,7 +298,7 @@ def _scaled(params: Params, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.
 
 def _first_memory(params: Params, cfg: RAttentionConfig, batch: int) -> jax.Array:
     """The recurrence's state once it has seen the meta tokens, [B, N, 2H, H]."""
-    shape = (batch, cfg.heads, 2 * cfg.head_dim, cfg.head_dim)
+    shape = state_shapes(cfg, batch)["memory"]
     if "meta" not in params:
         return jnp.zeros(shape, jnp.float32)
     q, k, v = _project(params, params["meta"][None])

@@ -21,7 +21,18 @@ from . import pallas_flex
 from .api import as_number
 from .flex_blocks import BlockMask, create_block_mask
 from .flex_check import check_mask, check_score, checked_arrays
-from .flex_mods import Mod, Mods, alibi, both, causal, document, either, local_window, prefix
+from .flex_mods import (
+    Mod,
+    Mods,
+    alibi,
+    both,
+    causal,
+    document,
+    either,
+    local_window,
+    prefix,
+    same_functions,
+)
 
 __all__ = [
     "BlockMask",
@@ -67,7 +78,7 @@ def flex_attention(
         score_mod: ``(score, b, h, q, k) -> score``, after the scale.
         mask_mod: ``(b, h, q, k) -> bool``, True where query q sees key k.
         block_mask: The blocks of ``mask_mod``, from ``create_block_mask``; made
-            here if None. Its own mask function is used if ``mask_mod`` is None.
+            here if None. It holds its mask function, so ``mask_mod`` may be left out.
         scale: Factor of the products; 1/√H if None.
         implementation: ``"pallas_flex"``, ``"xla"``, or ``"default"``: the first on
             a GPU, the second elsewhere.
@@ -79,7 +90,8 @@ def flex_attention(
         ``[B, T, N, Hv]``; a row that sees no key is zeros.
 
     Raises:
-        ProblemError: A shape or dtype does not fit, or a function is not elementwise.
+        ProblemError: A shape or dtype does not fit, a function is not elementwise
+            or reads an array from outside, or ``mask_mod`` is not that of ``block_mask``.
         ConfigError: ``config`` is not in the space of ``pallas_flex``, or is given
             without that implementation.
         UnknownNameError: There is no such implementation.
@@ -88,9 +100,14 @@ def flex_attention(
     scale, (query, key, value) = as_number(scale, (query, key, value))
     scale = 1.0 / math.sqrt(problem.dim) if scale is None else scale
     _check_block_mask(block_mask, problem)
-    if mask_mod is None and block_mask is not None:
+    if block_mask is not None:
+        if mask_mod is not None and not same_functions(mask_mod, block_mask.mask_mod):
+            raise ProblemError(
+                f"block_mask was made from {block_mask.mask_mod!r:.80}, mask_mod is "
+                f"{mask_mod!r:.80}; pass block_mask alone, or make it from mask_mod"
+            )
         mask_mod = block_mask.mask_mod
-    check_score(score_mod)
+    check_score(score_mod, problem)
     check_mask(mask_mod, problem)
     if implementation not in ("default", "pallas_flex", "xla"):
         raise UnknownNameError(

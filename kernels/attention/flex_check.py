@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ...cache.errors import ProblemError
 from ...cache.key import Problem
 from ..arguments import as_arrays
-from .flex_mods import document_ids
+from .flex_mods import Mods, alibi, document_ids
 from .problem import problem_of
 
 Array = jax.Array
@@ -39,14 +39,19 @@ def checked_arrays(query: Any, key: Any, value: Any) -> tuple[Problem, tuple[Any
     return problem_of(seven, is_causal=False, window=None, mode="fwd_bwd"), arrays
 
 
-def check_score(score_mod: Any) -> None:
+def check_score(score_mod: Any, problem: Problem) -> None:
     """Refuses a score function that cannot be called, or does not return a score for each.
 
     Raises:
-        ProblemError: It cannot, or does not.
+        ProblemError: It cannot, or does not, or is ALiBi for another number of heads.
     """
     if score_mod is None:
         return
+    if isinstance(score_mod, alibi) and score_mod.heads != problem.heads:
+        raise ProblemError(
+            f"score_mod is alibi({score_mod.heads}), this call has {problem.heads} heads; "
+            f"pass alibi({problem.heads})"
+        )
     _check_callable("score_mod", score_mod, 5, _SCORE)
     scores = jax.ShapeDtypeStruct(_TRIED, jnp.float32)
     found = _tried("score_mod", score_mod, (scores,), _SCORE)
@@ -111,7 +116,27 @@ def _tried(name: str, function: Any, first: Sequence[Any], form: str) -> jax.Sha
         jax.ShapeDtypeStruct(tuple(n if i == axis else 1 for i in range(4)), jnp.int32)
         for axis, n in enumerate(_TRIED)
     ]
-    found = jax.eval_shape(function, *first, *positions)
+    mods, arrays = Mods.split(function)
+
+    def call(arrays: Sequence[Array], *given: Any) -> Any:
+        return mods.joined(arrays)[0](*given)
+
+    traced, found = jax.make_jaxpr(call, return_shape=True)(arrays, *first, *positions)
     if not isinstance(found, jax.ShapeDtypeStruct):
         raise ProblemError(f"{name} must return one array, {form}, got {type(found).__name__}")
+    captured = next(_captured(traced), None)
+    if captured is not None:
+        raise ProblemError(
+            f"{name} reads an array of shape {list(captured)} from outside, which no kernel can; "
+            f"pass the array with it: jax.tree_util.Partial(f, array), where f takes it first, "
+            "f(array, …), and indexes all of its axes, as array[b, q]"
+        )
     return found
+
+
+def _captured(traced: Any) -> Iterator[tuple[int, ...]]:
+    """Shapes of the arrays, but for single numbers, that a traced function holds."""
+    held = [jnp.shape(one) for one in traced.consts]
+    for equation in traced.jaxpr.eqns:
+        held += [jnp.shape(v.val) for v in equation.invars if hasattr(v, "val")]
+    return (shape for shape in held if shape)

@@ -194,6 +194,11 @@ class Mods:
         return [refs[f"mod{i}"] for i in range(sum(leaf is _ARRAY for leaf in self.leaves))]
 
 
+def same_functions(one: Mod, other: Mod) -> bool:
+    """Whether two functions are the same, but for the arrays that they read."""
+    return one is other or Mods.split(one)[0] == Mods.split(other)[0]
+
+
 class _Lookup:
     """An array in a kernel, read elementwise by indices that broadcast together."""
 

@@ -13,6 +13,8 @@ from ..op import Implementation, Space
 
 Array = jax.Array
 _BLOCKS = (64, 128, 192, 256)
+#: Bytes of shared memory for the barriers, and more than they take.
+_BARRIERS = 1024
 #: Warpgroups that compute, each on a block of queries.
 _WARPGROUPS = 2
 
@@ -87,7 +89,7 @@ def _space(problem: Problem, device: Device) -> Space:
     def fits(config: Config) -> bool:
         held = _WARPGROUPS * int(config["block_q"])
         held += 2 * int(config["max_concurrent_steps"]) * int(config["block_kv"])
-        return 2 * problem.dim * held <= device.shared_memory
+        return 2 * problem.dim * held + _BARRIERS <= device.shared_memory
 
     def has_that_many_steps(config: Config) -> bool:
         return int(config["max_concurrent_steps"]) * int(config["block_kv"]) <= problem.kv_seq

@@ -4,7 +4,16 @@ from ...cache.key import Candidate, Device, Problem
 from ..op import Op, register_op
 from . import chunked, pallas, pallas_scanbwd, scan
 from .api import linear_attention
-from .problem import HARD_INPUTS, canonical, expect, flops, make_inputs, static_arguments, traffic
+from .problem import (
+    HARD_INPUTS,
+    canonical,
+    expect,
+    flops,
+    make_inputs,
+    shapes,
+    static_arguments,
+    traffic,
+)
 
 __all__ = ["linear_attention"]
 
@@ -28,6 +37,7 @@ LINEAR_ATTENTION = register_op(
         baseline="scan",
         hard_inputs=tuple(HARD_INPUTS),
         canonical=canonical,
+        shapes=shapes,
     )
 )
 for _module in (scan, chunked, pallas, pallas_scanbwd):

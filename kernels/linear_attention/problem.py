@@ -5,9 +5,11 @@ One function makes the problem, for tuning and for dispatch alike.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -165,6 +167,22 @@ def traffic(problem: Problem) -> float:
     return float((arrays + states) * (1 if problem.mode == "fwd" else 2))
 
 
+def shapes(problem: Problem) -> Inputs:
+    """What a call of this problem takes, as shapes and dtypes in place of arrays."""
+    p = problem
+    state = jax.ShapeDtypeStruct((p.batch, p.heads, 2 * p.dim, p.value_dim), jnp.float32)
+
+    def rows(heads: int, dim: int, dtype: Any = p.dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((p.batch, p.seq, heads, dim), jnp.dtype(dtype))
+
+    given = state if "state" in p.features else None
+    keys = rows(p.kv_heads, p.dim), rows(p.kv_heads, p.value_dim)
+    arrays = (rows(p.heads, p.dim), *keys, given)
+    weights = (rows(p.heads, p.value_dim, "float32"), state)
+    differentiable = tuple(i for i in range(4) if arrays[i] is not None)
+    return Inputs(arrays, NAMES, differentiable, weights)
+
+
 def make_inputs(problem: Problem, seed: int = 0, kind: str = "normal") -> Inputs:
     """Random inputs for a problem.
 
@@ -179,23 +197,19 @@ def make_inputs(problem: Problem, seed: int = 0, kind: str = "normal") -> Inputs
     if kind not in ("normal", *HARD_INPUTS):
         raise ProblemError(f"kind={kind!r} is not one of normal, {', '.join(HARD_INPUTS)}")
     rng = np.random.default_rng(seed)
-    p = problem
+    wanted = shapes(problem)
 
-    def normal(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape, dtype=np.float32)
+    def normal(one: Any) -> np.ndarray:
+        return rng.standard_normal(one.shape, dtype=np.float32)
 
-    query = normal(p.batch, p.seq, p.heads, p.dim)
-    key = normal(p.batch, p.seq, p.kv_heads, p.dim)
-    value = normal(p.batch, p.seq, p.kv_heads, p.value_dim)
-    state_shape = (p.batch, p.heads, 2 * p.dim, p.value_dim)
-    state = jnp.asarray(normal(*state_shape)) if "state" in p.features else None
+    query, key, value = map(normal, wanted.arrays[:3])
+    state = None if wanted.arrays[3] is None else jnp.asarray(normal(wanted.arrays[3]))
     if kind != "normal":
         HARD_INPUTS[kind](query, key, value)
-    dtype = jnp.dtype(p.dtype)
+    dtype = jnp.dtype(problem.dtype)
     arrays = (*(jnp.asarray(a, dtype) for a in (query, key, value)), state)
-    weights = (normal(p.batch, p.seq, p.heads, p.value_dim), normal(*state_shape))
-    differentiable = (0, 1, 2) if state is None else (0, 1, 2, 3)
-    return Inputs(arrays, NAMES, differentiable, tuple(map(jnp.asarray, weights)))
+    weights = tuple(jnp.asarray(normal(one)) for one in wanted.weights)
+    return dataclasses.replace(wanted, arrays=arrays, weights=weights)
 
 
 def _large_logits(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -164,8 +166,11 @@ def test_the_command_prints_a_table(compiler):
     assert "2 of 2" in done.stdout
 
 
-def test_without_the_compiler_the_remedy_is_named(monkeypatch):
-    monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
+@pytest.mark.parametrize("package", [None, types.SimpleNamespace(__path__=[])])
+def test_without_the_compiler_the_remedy_is_named(monkeypatch, package):
+    """Neither where jax has no plugins at all, nor where it has others."""
+    monkeypatch.delitem(sys.modules, "jax_plugins.xla_cuda13", raising=False)
+    monkeypatch.setitem(sys.modules, "jax_plugins", package)
     about = _problem()
     with pytest.raises(TargetError, match=r"shapetune\[aot\]"):
         aot.compile_all([(CARD, about, _default(about, "blockwise"))], 1)

@@ -1,5 +1,7 @@
 """Flexible attention: its kernels, interpreted, against attention in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ SMALL = {
     "num_warps_bwd": 4, "num_stages_bwd": 1,
 }  # fmt: skip
 IDS = jnp.asarray(np.sort(np.random.default_rng(0).integers(0, 4, (2, 150)), -1), jnp.int32)
+SLOPES = jnp.asarray([0.5, 0.25])
 
 
 def soft_cap(score, b, h, q, k):
@@ -205,6 +208,15 @@ def test_bad_arguments_are_refused_by_name():
         ({"mask_mod": lambda b, h, q, k: q - k}, ["mask_mod", "booleans", "int32"]),
         ({"mask_mod": lambda b, h, q, k: (q >= k)[0, 0, 1:]}, ["mask_mod", "elementwise"]),
         ({"mask_mod": flex.document(IDS)}, ["segment_ids", "[2, 150]", "[1, 40]"]),
+        ({"mask_mod": lambda b, h, q, k: IDS[b, q] == IDS[b, k]},
+         ["mask_mod", "[2, 150]", "Partial"]),
+        ({"score_mod": lambda s, b, h, q, k: s + SLOPES[h] * (q - k)},
+         ["score_mod", "[2]", "Partial"]),
+        ({"score_mod": functools.partial(from_table, jnp.zeros((2, 21)))},
+         ["score_mod", "[2, 21]", "Partial"]),
+        ({"score_mod": flex.alibi(4)}, ["score_mod", "alibi(4)", "2 heads"]),
+        ({"block_mask": flex.create_block_mask(flex.causal, None, None, 40, 40),
+          "mask_mod": flex.local_window(3, 0)}, ["block_mask", "causal", "local_window"]),
         ({"block_mask": flex.causal}, ["block_mask", "create_block_mask", "mask_mod"]),
         ({"block_mask": flex.create_block_mask(flex.causal, None, None, 30, 40)}, ["30 queries"]),
         (
@@ -212,7 +224,7 @@ def test_bad_arguments_are_refused_by_name():
             ["batch 3", "has 1"],
         ),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("implementation", ["xla", "pallas_flex"])
 def test_an_argument_that_is_not_right_is_named_with_its_value(implementation, change, words):
     names = ("query", "key", "value")
@@ -244,6 +256,33 @@ def test_a_mask_that_cannot_be_is_refused_when_it_is_made(make, words):
         make()
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_traced_array_from_outside_is_refused_too():
+    query, key, value, _ = arrays(2, 40, 40, 2, 2, 16)
+
+    def call(ids):
+        return flex.flex_attention(
+            query, key, value, mask_mod=lambda b, h, q, k: ids[b, q] == ids[b, k]
+        )
+
+    with pytest.raises(ProblemError, match=r"mask_mod reads an array of shape \[2, 40\]"):
+        jax.jit(call)(jnp.zeros((2, 40), jnp.int32))
+
+
+def test_the_mask_of_a_block_mask_may_be_given_again():
+    query, key, value, _ = arrays(2, 40, 40, 2, 2, 16)
+    blocks = flex.create_block_mask(flex.local_window(3, 0), None, None, 40, 40)
+    want = flex.flex_attention(query, key, value, mask_mod=flex.local_window(3, 0))
+    got = flex.flex_attention(
+        query, key, value, mask_mod=flex.local_window(3, 0), block_mask=blocks
+    )
+    np.testing.assert_array_equal(got, want)
+    ids = jnp.arange(80, dtype=jnp.int32).reshape(2, 40) // 8
+    mask = flex.document(ids)
+    blocks = flex.create_block_mask(mask, 2, None, 40, 40)
+    got = flex.flex_attention(query, key, value, mask_mod=flex.document(ids), block_mask=blocks)
+    np.testing.assert_array_equal(got, flex.flex_attention(query, key, value, mask_mod=mask))
 
 
 def test_a_config_needs_the_implementation_that_it_belongs_to():

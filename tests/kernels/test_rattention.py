@@ -127,11 +127,22 @@ def test_the_output_has_the_dtype_of_the_input(dtype):
     ("options", "message"),
     [
         ({"kv_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
+        ({"kv_heads": 0}, "kv_heads must be an integer of at least 1, got 0"),
         ({"head_dim": 7}, "head_dim must be even"),
-        ({"window": -1}, "window must be at least 0, got -1"),
+        ({"window": -1}, "window must be an integer of at least 0, got -1"),
+        ({"window": None}, "window must be an integer of at least 0, got None"),
         ({"branches": "none"}, "branches must be one of"),
         ({"feature_map": "exp"}, "feature_map must be one of"),
-        ({"heads": 0}, "heads must be at least 1"),
+        ({"heads": 0}, "heads must be an integer of at least 1, got 0"),
+        ({"heads": True}, "heads must be an integer"),
+        ({"width": 24.0}, "width must be an integer"),
+        ({"head_dim": "8"}, "head_dim must be an integer of at least 1, got '8'"),
+        ({"eps": 0}, "eps must be a number above 0, got 0"),
+        ({"eps": float("nan")}, "eps must be a number above 0, got nan"),
+        ({"rope_base": -5.0}, "rope_base must be a number above 0"),
+        ({"qk_scales": "no"}, "qk_scales must be True or False, got 'no'"),
+        ({"branches": "local", "meta_tokens": 3}, "meta_tokens=3 belongs to the recurrence"),
+        ({"branches": "local", "qk_scales": True}, "qk_scales=True belongs to the recurrence"),
     ],
 )
 def test_bad_fields_are_named(options, message):
@@ -139,7 +150,90 @@ def test_bad_fields_are_named(options, message):
         RAttentionConfig(**{**BASE, **options})
 
 
+@pytest.mark.parametrize(
+    ("made", "used", "message"),
+    [
+        ({"meta_tokens": 3}, {}, "params has besides meta for this config"),
+        ({}, {"meta_tokens": 3}, "params lacks meta for this config"),
+        ({}, {"qk_scales": True}, "params lacks key_scale, query_scale"),
+        ({"branches": "local"}, {}, "params lacks global_norm"),
+        ({}, {"heads": 2}, r"params\['query'\] has shape \[24, 4, 8\].*\[24, 2, 8\]"),
+        ({}, {"kv_heads": 2}, r"params\['key'\] has shape \[24, 4, 8\].*\[24, 2, 8\]"),
+    ],
+)
+def test_parameters_of_another_layer_are_refused(made, used, message):
+    _, params, x = layer(**made)
+    cfg = RAttentionConfig(**{**BASE, **used})
+    _, fitting, _ = layer(**used)
+    state = rattention.start(fitting, cfg, 2)
+    for call in (
+        lambda: rattention.apply(params, x, cfg),
+        lambda: rattention.prefill(params, x, cfg),
+        lambda: rattention.start(params, cfg, 2),
+        lambda: rattention.decode(params, state, x[:, 0], cfg),
+    ):
+        with pytest.raises(ProblemError, match=message):
+            call()
+
+
+def test_what_are_no_parameters_is_refused():
+    cfg, _params, x = layer()
+    with pytest.raises(ProblemError, match="params must be a mapping as init returns it"):
+        rattention.apply(None, x, cfg)
+    with pytest.raises(ProblemError, match="params lacks global_norm, key"):
+        rattention.apply({}, x, cfg)
+
+
+def test_a_state_of_another_layer_or_batch_is_refused():
+    cfg, params, x = layer()
+    state = rattention.start(params, cfg, 2)
+
+    def decode(state=state, x=x[:, 0]):
+        return rattention.decode(params, state, x, cfg)
+
+    for other in ({"window": 3}, {"branches": "global"}):
+        theirs, their_params, _ = layer(**other)
+        with pytest.raises(ProblemError, match=r"state.keys has shape \[2, [04], 4, 8\]"):
+            decode(rattention.start(their_params, theirs, 2))
+    with pytest.raises(ProblemError, match="x of batch 1"):
+        decode(x=x[:1, 0])
+    for nothing in (None, tuple(state)):
+        with pytest.raises(ProblemError, match="state must come from start, prefill or decode"):
+            decode(nothing)
+    for rows, message in (
+        (x[:, :1], r"x must be \[B, 24\].*got shape \[2, 1, 24\]"),
+        (x[:, 0, :23], r"got shape \[2, 23\]"),
+        (x[:, 0].astype(int), "x must be floating, got int32"),
+        ([1.0], "x must be an array"),
+    ):
+        with pytest.raises(ProblemError, match=message):
+            decode(x=rows)
+
+
+@pytest.mark.parametrize(
+    ("batch", "dtype", "message"),
+    [
+        (-1, "float32", "batch must be an integer of at least 1, got -1"),
+        (1.5, "float32", "batch must be an integer"),
+        (1, "int32", "dtype must be a floating dtype such as 'float32', got 'int32'"),
+        (1, "zzz", "dtype must be a floating dtype"),
+    ],
+)
+def test_a_start_that_cannot_be_is_refused(batch, dtype, message):
+    cfg, params, _ = layer()
+    with pytest.raises(ProblemError, match=message):
+        rattention.start(params, cfg, batch, dtype)
+
+
+def test_a_recurrence_is_not_named_where_there_is_none():
+    cfg, params, x = layer(branches="local")
+    with pytest.raises(ProblemError, match="implementation='scan' is of the recurrence"):
+        rattention.apply(params, x, cfg, implementation="scan")
+
+
 def test_a_bad_input_is_named():
     cfg, params, x = layer()
-    with pytest.raises(ProblemError, match=r"x must be \[B, T, 24\], got shape \[2, 21, 23\]"):
+    with pytest.raises(
+        ProblemError, match=r"x must be \[B, T, 24\], no axis empty, got shape \[2, 21, 23\]"
+    ):
         rattention.apply(params, x[..., :23], cfg)
