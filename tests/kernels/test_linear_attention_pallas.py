@@ -31,11 +31,23 @@ CASES = [
     problem(20, 100, features=("state",)),
     problem(70, 5, dtype="bfloat16", features=("state",)),
 ]
+#: Rounding must not grow with the length: the bars are those of the short ones.
+LONG = [
+    problem(600, 16, dim=32, heads=1, features=("state",)),
+    problem(2048, 64, dim=32, heads=1),
+    problem(512, 64, dim=32, heads=1, dtype="bfloat16"),
+    problem(8192, 64, dim=32, heads=1, dtype="bfloat16"),
+]
 
 
 @pytest.mark.parametrize("about", CASES, ids=lambda p: p.label)
 def test_the_kernels_agree_with_float64(about):
     check_agrees(about, candidate(about, "pallas", INTERPRETED))
+
+
+@pytest.mark.parametrize("about", LONG, ids=lambda p: p.label)
+def test_the_kernels_agree_with_float64_at_length(about):
+    check_agrees(about, candidate(about, "pallas", {"chunk": 128, "value_tile": 32}))
 
 
 @pytest.mark.parametrize("about", [CASES[2], CASES[3]], ids=lambda p: p.label)

@@ -91,6 +91,20 @@ def test_any_number_of_queries_and_keys_is_right(sizes):
     check(sizes=sizes, causal=sizes == (129, 70))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "dims", "causal"),
+    [
+        ((600, 600), (96, 96), True),
+        ((1500, 1500), (128, 128), False),
+        ((3000, 1500), (64, 64), False),
+        ((129, 129), (256, 256), True),
+    ],
+)
+def test_long_and_wide_attention_is_right(sizes, dims, causal):
+    config = config_of((128, 128), (128, 64), (64, 128))
+    check(sizes=sizes, dims=dims, causal=causal, heads=(1, 1), config=config)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_right(dtype):
     check(sizes=(70, 100), dtype=dtype, causal=True, heads=(4, 2))
