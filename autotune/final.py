@@ -19,7 +19,7 @@ from .outcome import TrialError
 from .races import CALM, Standings, field_of
 from .trial import Tester, compare
 
-#: Seconds after which no race more than on a calm machine begins.
+#: Seconds after which no race more than on a calm machine begins, nor after the budget.
 _RACES_S = 60.0
 #: A gain smaller than this is not worth another program than the heuristic's.
 LEAST_GAIN = 1.01
@@ -188,11 +188,11 @@ class _Final:
             finalists = [t for t in finalists if t.temp_mb <= least]
         running = list(finalists)
         standings = Standings(self._field)
-        began = time.monotonic()
+        end = time.monotonic() + min(_RACES_S, self._options.budget)
         for stage in range(self._field.stages):
             if not running or (stage and len(running) == 1):
                 break
-            if stage >= CALM.stages and time.monotonic() - began > _RACES_S:
+            if stage >= CALM.stages and time.monotonic() > end:
                 break
             try:
                 found = self._run(running, stage)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from shapetune.autotune import final, races
 from shapetune.autotune.final import LEAST_GAIN, NoVerdict, decide, front
 from shapetune.autotune.options import Listener, Options
 from shapetune.autotune.outcome import TrialError
@@ -11,6 +12,14 @@ from shapetune.cache import Candidate, Trial, Verification
 from ..samples import problem
 
 HEURISTIC = Candidate("plain")
+
+
+@pytest.fixture(autouse=True)
+def races_as_they_are(short_races, monkeypatch):
+    """Here the field is chosen as outside of tests."""
+    monkeypatch.setattr(final, "field_of", races.field_of)
+
+
 GOOD = Verification(1e-7, 1e-6, ("normal",))
 
 

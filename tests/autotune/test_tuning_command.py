@@ -46,7 +46,7 @@ def test_a_run_says_what_became_of_its_trials_and_of_its_time(own_cache):
         (["--max-temp-mb", "-3"], ["max_temp_mb", "-3"]),
         (["--modules", "no_such_module"], ["no_such_module"]),
         (["--compile-limit", "soon"], ["soon"]),
-        (["--memory-limit", "0"], ["memory_mb", "0"]),
+        (["--memory-limit", "0"], ["--memory-limit", "0"]),
     ],
 )
 def test_bad_options_are_named_without_a_traceback(own_cache, args, words):

@@ -117,10 +117,14 @@ def test_the_recurrence_knows_no_positions():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_output_has_the_dtype_of_the_input(dtype):
     cfg, params, x = layer(kv_heads=2)
-    assert rattention.apply(params, x.astype(dtype), cfg).dtype == dtype
-    state = rattention.start(params, cfg, 2, dtype)
-    row, state = rattention.decode(params, state, x[:, 0].astype(dtype), cfg)
-    assert (row.dtype, state.keys.dtype, state.memory.dtype) == (dtype, dtype, "float32")
+
+    def run(params, x):
+        state = rattention.start(params, cfg, 2, dtype)
+        return rattention.apply(params, x, cfg), *rattention.decode(params, state, x[:, 0], cfg)
+
+    rows, row, state = jax.eval_shape(run, params, x.astype(dtype))
+    assert (rows.dtype, row.dtype) == (dtype, dtype)
+    assert (state.keys.dtype, state.memory.dtype) == (dtype, "float32")
 
 
 @pytest.mark.parametrize(
