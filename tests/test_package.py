@@ -82,7 +82,8 @@ def test_the_wheel_installs_in_a_clean_environment_with_every_module(tmp_path):
         f"[importlib.import_module(name) for name in {sorted(set(_modules()))!r}]\n"
         "assert not [n for n in sys.modules if n.startswith('shapetune.tests')]\n"
     )
-    subprocess.run([python, "-c", script], check=True, cwd=tmp_path)
+    # Isolated from PYTHONPATH, which may well name this tree.
+    subprocess.run([python, "-I", "-c", script], check=True, cwd=tmp_path)
     command = tmp_path / "clean" / "bin" / "shapetune"
     shown = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     assert shapetune.__version__ in shown.stdout

@@ -13,8 +13,8 @@ from ..op import Implementation, Space
 
 Array = jax.Array
 _BLOCKS = (64, 128, 192, 256)
-#: Bytes of shared memory for the barriers, and more than they take.
-_BARRIERS = 1024
+#: Bytes of shared memory for barriers, sums of rows and alignment; they took 3288.
+_OVERHEAD = 4096
 #: Warpgroups that compute, each on a block of queries.
 _WARPGROUPS = 2
 
@@ -76,6 +76,12 @@ def _supports(problem: Problem, device: Device) -> str | None:
     return _missing()
 
 
+def _held(dim: int, resident: int, passing: int, steps: int) -> int:
+    """Bytes of the tiles in shared memory: rows that stay, and ``steps`` pairs of blocks
+    of ``passing`` rows; two bytes an element."""
+    return 2 * dim * (resident + 2 * steps * passing)
+
+
 def _space(problem: Problem, device: Device) -> Space:
     choices: dict[str, tuple[int | str, ...]] = {
         "block_q": tuple(b for b in _BLOCKS if problem.seq % (_WARPGROUPS * b) == 0),
@@ -87,9 +93,14 @@ def _space(problem: Problem, device: Device) -> Space:
         choices["block_kv_bwd"] = tuple(b for b in (64, 128) if problem.kv_seq % b == 0)
 
     def fits(config: Config) -> bool:
-        held = _WARPGROUPS * int(config["block_q"])
-        held += 2 * int(config["max_concurrent_steps"]) * int(config["block_kv"])
-        return 2 * problem.dim * held + _BARRIERS <= device.shared_memory
+        steps = int(config["max_concurrent_steps"])
+        block_q, block_kv = int(config["block_q"]), int(config["block_kv"])
+        needs = [_held(problem.dim, _WARPGROUPS * block_q, block_kv, steps)]
+        if "block_q_bwd" in config:  # one warpgroup, which keeps two blocks
+            q, kv = int(config["block_q_bwd"]), int(config["block_kv_bwd"])
+            needs.append(_held(problem.dim, 2 * q, kv, min(steps, problem.seq // q)))
+            needs.append(_held(problem.dim, 2 * kv, q, min(steps, problem.kv_seq // kv)))
+        return max(needs) + _OVERHEAD <= device.shared_memory
 
     def has_that_many_steps(config: Config) -> bool:
         return int(config["max_concurrent_steps"]) * int(config["block_kv"]) <= problem.kv_seq
