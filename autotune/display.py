@@ -17,6 +17,7 @@ from ..cache.record import Record, Trial
 from .final import front, samples_at_most
 from .measure import SAMPLE_S
 from .options import Listener, Options
+from .outcome import in_one_line
 
 #: Seconds between two plain lines about the same problem.
 _PLAIN_EVERY_S = 5.0
@@ -108,9 +109,8 @@ def failures(trials: Sequence[Trial]) -> list[str]:
     for name, tried in found.items():
         if any(trial.status == "ok" for trial in tried):
             continue
-        note = " ".join(tried[0].note.split())
-        shown = note if len(note) <= _NOTE else note[: _NOTE - 1] + "…"
-        lines.append(f"{name}: {outcomes(tried)}" + (f"; {shown}" if shown else ""))
+        note = in_one_line(tried[0].note, _NOTE)
+        lines.append(f"{name}: {outcomes(tried)}" + (f"; {note}" if note else ""))
     return lines
 
 

@@ -44,8 +44,13 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 
 def words(error: BaseException) -> str:
     """An exception in its own words, in one line of bounded length."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= _NOTE else text[: _NOTE - 1] + "…"
+    return in_one_line(f"{type(error).__name__}: {error}", _NOTE)
+
+
+def in_one_line(text: str, most: int) -> str:
+    """A text in one line of at most so many characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def status_of(error: BaseException, otherwise: str) -> str:

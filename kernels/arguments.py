@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax.numpy as jnp
+import numpy as np
 
 from ..cache.errors import ConfigError, ProblemError
 
@@ -27,6 +28,21 @@ def as_arrays(names: Sequence[str], arrays: Sequence[Any]) -> tuple[Any, ...]:
                 f"{name} must be an array, got {type(one).__name__}: {error}"
             ) from None
     return tuple(out)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer, of Python or of numpy, and no truth value."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def check_integer(name: str, value: object, least: int) -> None:
+    """Refuses what is no integer of at least ``least``.
+
+    Raises:
+        ProblemError: It is not.
+    """
+    if not is_integer(value) or value < least:
+        raise ProblemError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
 def check_config(config: Any) -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..cache.errors import ProblemError
+from .arguments import check_integer
 from .linear_attention.features import FEATURE_MAPS
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ def check_config(cfg: RAttentionConfig) -> None:
         value = getattr(cfg, name)
         if name == "kv_heads" and value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ProblemError(f"{name} must be an integer of at least {least}, got {value!r}")
+        check_integer(name, value, least)
     for name in ("rope_base", "eps"):
         value = getattr(cfg, name)
         number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
@@ -124,8 +124,7 @@ def check_start(batch: Any, dtype: Any) -> None:
     Raises:
         ProblemError: It is not.
     """
-    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
-        raise ProblemError(f"batch must be an integer of at least 1, got {batch!r}")
+    check_integer("batch", batch, 1)
     try:
         floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
     except TypeError:

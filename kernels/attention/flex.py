@@ -99,14 +99,7 @@ def flex_attention(
     problem, (query, key, value) = checked_arrays(query, key, value)
     scale, (query, key, value) = as_number(scale, (query, key, value))
     scale = 1.0 / math.sqrt(problem.dim) if scale is None else scale
-    _check_block_mask(block_mask, problem)
-    if block_mask is not None:
-        if mask_mod is not None and not same_functions(mask_mod, block_mask.mask_mod):
-            raise ProblemError(
-                f"block_mask was made from {block_mask.mask_mod!r:.80}, mask_mod is "
-                f"{mask_mod!r:.80}; pass block_mask alone, or make it from mask_mod"
-            )
-        mask_mod = block_mask.mask_mod
+    mask_mod = _mask_of(mask_mod, block_mask, problem)
     check_score(score_mod, problem)
     check_mask(mask_mod, problem)
     if implementation not in ("default", "pallas_flex", "xla"):
@@ -140,14 +133,14 @@ def flex_attention(
     )
 
 
-def _check_block_mask(block_mask: Any, problem: Problem) -> None:
-    """Refuses what is no block mask, or is one of another call's shape.
+def _mask_of(mask_mod: Mod | None, block_mask: Any, problem: Problem) -> Mod | None:
+    """The mask function of a call: that of its block mask if it has one.
 
     Raises:
-        ProblemError: It is.
+        ProblemError: ``block_mask`` is none, or of another call's shape or function.
     """
     if block_mask is None:
-        return
+        return mask_mod
     if not isinstance(block_mask, BlockMask):
         raise ProblemError(
             "block_mask must come from create_block_mask, got "
@@ -167,6 +160,13 @@ def _check_block_mask(block_mask: Any, problem: Problem) -> None:
                     f"block_mask was made for {axis} {have}, this call has {want}; make one for "
                     f"these, or with {axis}=None if the mask does not depend on it"
                 )
+    made_from: Mod = block_mask.mask_mod
+    if mask_mod is not None and not same_functions(mask_mod, made_from):
+        raise ProblemError(
+            f"block_mask was made from {made_from!r:.80}, mask_mod is {mask_mod!r:.80}; "
+            "pass block_mask alone, or make it from mask_mod"
+        )
+    return made_from
 
 
 def _config(problem: Problem, config: Mapping[str, Value] | None) -> Mapping[str, Value]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from ...cache.errors import ProblemError
+from ..arguments import check_integer, is_integer
 from .flex_check import check_mask
 from .flex_mods import Mod, Mods
 
@@ -112,10 +113,9 @@ def create_block_mask(
     for name, size in sizes.items():
         if size is None and name in ("batch", "heads"):
             continue
-        if not _is_integer(size) or size < 1:
-            raise ProblemError(f"{name} must be an integer of at least 1, got {size!r}")
+        check_integer(name, size, 1)
     for name, block in (("block_q", block_q), ("block_k", block_k)):
-        if not _is_integer(block) or block < 16 or block & (block - 1):
+        if not is_integer(block) or block < 16 or block & (block - 1):
             raise ProblemError(f"{name} must be a power of two of at least 16, got {block!r}")
     if mask_mod is None:
         raise ProblemError("mask_mod must be a function (b, h, q, k) -> bool, got None")
@@ -128,10 +128,6 @@ def create_block_mask(
     else:
         keys, queries = _constant_lists(mods, shape)
     return BlockMask(keys, queries, mask_mod, seq, kv_seq, block_q, block_k)
-
-
-def _is_integer(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 @functools.lru_cache(maxsize=256)

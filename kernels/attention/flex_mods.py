@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ...cache.errors import ProblemError
+from ..arguments import check_integer
 from ..pallas import triton
 
 Array = jax.Array
@@ -36,8 +36,8 @@ class local_window:
     right: int
 
     def __post_init__(self) -> None:
-        _check_number("left", self.left, 0)
-        _check_number("right", self.right, 0)
+        check_integer("left", self.left, 0)
+        check_integer("right", self.right, 0)
 
     def __call__(self, b: Any, h: Any, q: Any, k: Any) -> Any:
         return (k - q <= self.right) & (q - k <= self.left)
@@ -50,7 +50,7 @@ class prefix:
     length: int
 
     def __post_init__(self) -> None:
-        _check_number("length", self.length, 0)
+        check_integer("length", self.length, 0)
 
     def __call__(self, b: Any, h: Any, q: Any, k: Any) -> Any:
         return (k < self.length) | (k <= q)
@@ -63,16 +63,11 @@ class alibi:
     heads: int
 
     def __post_init__(self) -> None:
-        _check_number("heads", self.heads, 1)
+        check_integer("heads", self.heads, 1)
 
     def __call__(self, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         slope = jnp.exp2((h + 1) * jnp.float32(-8.0 / self.heads))
         return score + slope * (k - q).astype(jnp.float32)
-
-
-def _check_number(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ProblemError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
 def document(segment_ids: Array, key_segment_ids: Array | None = None) -> Mod:

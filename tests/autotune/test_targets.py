@@ -42,6 +42,8 @@ def test_a_file_adds_a_target(tmp_path):
         (("cores = 10", "cores = -1"), ["cores", "-1"]),
         (("cores = 10", "cores = 'many'"), ["cores", "many"]),
         (("cores = 10", ""), ["cores", "exactly"]),
+        (("cores = 10", "cores = 5000000000"), ["cores", "5000000000"]),
+        (("clock_ghz = 1.5", "clock_ghz = nan"), ["clock_ghz", "nan"]),
         (('"8.6"', '"7.0"'), ["capability", "7.0", "9.0"]),
         (('"My Card"', "'A\" evil'"), ["name"]),
         (("[mine]", "[mine"), ["mine.toml", "cannot be read"]),
@@ -54,6 +56,13 @@ def test_a_target_that_is_not_right_is_named(tmp_path, change, words):
         targets(path)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TargetError, match=r"mine.toml' cannot be read"):
+        targets(path)
 
 
 def test_an_unknown_target_says_which_there_are(tmp_path):

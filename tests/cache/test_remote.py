@@ -96,7 +96,7 @@ def test_two_machines_meet_in_one_bucket(tmp_path, s3):
 
 def test_a_damaged_or_foreign_object_is_refused_and_the_rest_comes(tmp_path, writable):
     if not isinstance(writable, Remote):
-        pytest.skip("for remote places")
+        pytest.skip("a folder holds no objects; the stores under other parameters do")
     from shapetune.cache.remote import Store
 
     push(_filled(tmp_path / "mine"), writable)
