@@ -1,7 +1,7 @@
 """Exponentials for a softmax in plain JAX.
 
-XLA's own is accurate for every argument; a softmax only needs arguments up to
-0, and there a polynomial takes a processor half as long.
+XLA's own is accurate for every argument; a softmax needs no large ones, and for
+the others a polynomial takes a processor half as long.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _POWERS = tuple(
 
 
 def polynomial_exp(x: Array) -> Array:
-    """exp(x) of float32 x ≤ 0, exactly 0 below -88.
+    """exp(x) of float32 x ≤ 88, exactly 0 below -88.
 
-    The relative error is at most 3e-7 + 1.2e-7 · |x|, so no weight of a softmax
-    is off by more than 3e-7 of the largest.
+    The relative error is at most 3e-7 + 1.2e-7 · |x|, about that of an x that was
+    rounded to float32 itself; of x ≤ 0 it is at most 3e-7 of the result for 0.
 
     2^n is put together from its bits and 2^f, |f| ≤ 1/2, is a polynomial, as
     in Cody & Waite, Software Manual for the Elementary Functions (1980).

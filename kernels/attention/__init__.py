@@ -10,14 +10,16 @@ from .reference import expect
 
 __all__ = ["attention", "flex_attention"]
 
-#: Scores of more bytes than this leave the processor's caches, and blocks pay.
-_BLOCKS_PAY_BYTES = 2**25
+#: Scores of so many bytes (see ``xla.scores_bytes``) leave the caches, and blocks pay.
+_BLOCKS_PAY_ON_CPU = 2**24
+_BLOCKS_PAY_ON_GPU = 2**25
 
 
 def _heuristic(problem: Problem, device: Device) -> Candidate:
     """The vendor's kernel where there is one; else plain XLA while the scores are
     small, and a kernel that never holds them all once they are not."""
-    large = xla.scores_bytes(problem) > _BLOCKS_PAY_BYTES
+    pays = _BLOCKS_PAY_ON_CPU if device.platform == "cpu" else _BLOCKS_PAY_ON_GPU
+    large = xla.scores_bytes(problem) >= pays
     order = [cudnn]
     order += [pallas_mha, blockwise, xla] if large else [xla, pallas_mha, blockwise]
     for module in order:

@@ -2,6 +2,10 @@
 
 FlashAttention-2, algorithm 1 (Dao 2023, https://arxiv.org/abs/2307.08691):
 the running sum is divided out once per block of queries, not at every step.
+
+A softmax subtracts the largest score of a row lest an exponential overflow. By
+Cauchy-Schwarz no score is beyond scale · max‖q‖ · max‖k‖; where that is small
+nothing can overflow, and a pass over the scores is saved.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -30,19 +35,62 @@ from ._blockwise_tiles import (
 State = tuple[Array, ...]
 Exp = Callable[[Array], Array]
 NEVER = float("-inf")
+#: Scores up to this need no shift: their exponentials are within 1e-13 and 1e13…
+_MOST_SCORE = 30.0
+#: …and no sum of up to 2^24 of them overflows, times values up to this.
+_MOST_VALUE = 1e17
 
 
 def forward(
-    layout: Layout, scale: float, compute: Any, exp: Exp, arrays: tuple[Any, ...]
+    layout: Layout, scale: float, compute: Any, exp: Exp, shift: str, arrays: tuple[Any, ...]
 ) -> tuple[Array, Array]:
     """Output [B, T, N, Hv] in the dtype of the query, and log-sum-exp [B, N, T], float32.
 
-    ``arrays`` are query, key, value, bias, mask, query and key lengths.
+    ``arrays`` are query, key, value, bias, mask, query and key lengths. ``shift`` is
+    ``"always"`` or ``"needed"``: whether the largest score is subtracted from a row even
+    where no score is large, which is found out at run time.
     """
+    query, key, value, bias, *_ = arrays
+    run = functools.partial(_forward, layout, scale, compute, exp, arrays)
+    # A bias is as large as the scores: reading it to bound it saves nothing.
+    if shift == "always" or bias is not None:
+        return run(True)
+    return lax.cond(_small(query, key, value, scale), lambda: run(False), lambda: run(True))
+
+
+@jax.custom_batching.custom_vmap
+def _small(query: Array, key: Array, value: Array, scale: Array) -> Array:
+    """Whether no score needs a shift: a scalar, False where anything is not finite."""
+    q, k = (_square(x) for x in (query, key))
+    top = jnp.max(jnp.abs(value).astype(jnp.float32))
+    return (scale * scale * q * k <= _MOST_SCORE**2) & (top <= _MOST_VALUE)
+
+
+@_small.def_vmap
+def _(axis_size: int, batched: list[bool], *arrays: Array) -> tuple[Array, bool]:
+    """One answer for the whole batch, so that a ``cond`` on it computes one branch only."""
+    return _small(*arrays), False
+
+
+def _square(vectors: Array) -> Array:
+    """The largest squared norm over the last axis."""
+    x = vectors.astype(jnp.float32)
+    return jnp.max(jnp.sum(x * x, axis=-1))
+
+
+def _forward(
+    layout: Layout,
+    scale: float,
+    compute: Any,
+    exp: Exp,
+    arrays: tuple[Any, ...],
+    shifted: bool,
+) -> tuple[Array, Array]:
+    """``forward`` with the largest score of each row subtracted, or not."""
     query, _, value, *_ = arrays
     units = layout.heads // layout.tile_heads
     sizes = (layout.batch, units, layout.rows.count)
-    block = _QueryBlock(layout, scale, compute, exp, arrays)
+    block = _QueryBlock(layout, scale, compute, exp, arrays, shifted)
 
     def body(step: Index, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         out, lse = carry
@@ -71,6 +119,7 @@ class _QueryBlock:
     compute: Any
     exp: Exp
     arrays: tuple[Any, ...]
+    shifted: bool
 
     def attend(self, batch: Index, head: Index, row_block: Index) -> tuple[Array, Array]:
         """Output [heads, block_q, Hv] and log-sum-exp [heads, block_q]."""
@@ -96,19 +145,20 @@ class _QueryBlock:
             return switch(layout.trim(row_block, column_block), branches, column_block, carry)
 
         ranges = layout.columns_seen(row_block, kv_length)
-        carry = (
-            jnp.full(shape, NEVER, jnp.float32),
+        carry: State = (
             jnp.zeros(shape, jnp.float32),
             jnp.zeros((*shape, value.shape[-1]), jnp.float32),
         )
+        if self.shifted:
+            carry = (jnp.full(shape, NEVER, jnp.float32), *carry)
         carry = loop(ranges.full, full, carry, self.arrays)
         carry = loop(ranges.partial, partial, carry)
-        top, total, acc = (
+        *top, total, acc = (
             x.reshape(layout.tile_heads, block_q, *x.shape[len(shape) :]) for x in carry
         )
         empty = total == 0.0
         out = acc * jnp.where(empty, 0.0, 1.0 / total)[..., None]
-        lse = jnp.where(empty, NEVER, top + jnp.log(total))
+        lse = jnp.where(empty, NEVER, sum(top, jnp.log(total)))
         q_length = row_lengths(q_lengths, batch)
         if q_length is not None:
             inside = row + jnp.arange(block_q) < q_length
@@ -157,7 +207,11 @@ class _QueryBlock:
         seen: Array | None,
         edge: int = 0,
     ) -> State:
-        """One step of the online softmax; only the first ``edge`` rows do not see all keys."""
+        """One step of the online softmax; only the first ``edge`` rows do not see all keys.
+
+        The carry is the largest score so far if the softmax is shifted, the sum of
+        the weights, and the weighted sum of the values.
+        """
         layout, compute = self.layout, self.compute
         _, key, value, bias, mask, *_ = self.arrays
         batch, head, _ = start
@@ -168,22 +222,24 @@ class _QueryBlock:
         k = take_bthd(key, corner, (*size, key.shape[-1])).reshape(*flat, -1).astype(compute)
         v = take_bthd(value, corner, (*size, value.shape[-1])).reshape(*flat, -1).astype(compute)
         shape, rows = carry[0].shape, layout.rows.block - skip
-        top, total, acc = (x.reshape(*layout.stack, -1, *x.shape[len(shape) :]) for x in carry)
+        *top, total, acc = (x.reshape(*layout.stack, -1, *x.shape[len(shape) :]) for x in carry)
 
         scores = matmul(q.reshape(*layout.stack, -1, q.shape[-1]), k, (1, 1)) * after
         scores = biased(scores, (layout.tile_heads, rows, block_k), (*start, column), bias, mask)
-        new_top = jnp.maximum(
-            top, _tops(scores.reshape(*shape, block_k), seen, edge).reshape(top.shape)
-        )
-        # A row that has seen nothing yet keeps -inf, which must not meet another -inf.
-        base = jnp.where(new_top == NEVER, 0.0, new_top)
-        weights = self.exp(scores - base[..., None])
+        if self.shifted:
+            tops = _tops(scores.reshape(*shape, block_k), seen, edge).reshape(total.shape)
+            new_top = jnp.maximum(top[0], tops)
+            # A row that has seen nothing yet keeps -inf, which must not meet another -inf.
+            base = jnp.where(new_top == NEVER, 0.0, new_top)
+            scores = scores - base[..., None]
+            fade = jnp.exp(top[0] - base)
+            top, total, acc = [new_top], total * fade, acc * fade[..., None]
+        weights = self.exp(scores)
         if seen is not None:
             weights = jnp.where(seen, weights.reshape(*shape, block_k), 0.0).reshape(scores.shape)
-        fade = jnp.exp(top - base)
-        total = total * fade + jnp.sum(weights, axis=-1)
-        acc = acc * fade[..., None] + matmul(weights.astype(compute), v, (1, 0))
-        return new_top.reshape(shape), total.reshape(shape), acc.reshape(*shape, -1)
+        total = total + jnp.sum(weights, axis=-1)
+        acc = acc + matmul(weights.astype(compute), v, (1, 0))
+        return (*(x.reshape(shape) for x in (*top, total)), acc.reshape(*shape, -1))
 
 
 def scaled_queries(

@@ -114,11 +114,16 @@ class _Call:
     def exp(self) -> Exp:
         return EXPONENTIALS[dict(self.items).get("exp", "native")]
 
+    @property
+    def shift(self) -> str:
+        return str(dict(self.items).get("shift", "always"))
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(call: _Call, *arrays: Any) -> tuple[Array, Array]:
     query, key = arrays[:2]
-    return forward(call.layout(query, key, ""), call.scale, call.compute(query), call.exp, arrays)
+    layout = call.layout(query, key, "")
+    return forward(layout, call.scale, call.compute(query), call.exp, call.shift, arrays)
 
 
 def _attend_fwd(call: _Call, *arrays: Any) -> tuple[Any, Any]:
@@ -164,6 +169,8 @@ def _space(problem: Problem, device: Device) -> Space:
     cpu = device.platform == "cpu"
     # Elsewhere the exponential is no bottleneck.
     choices["exp"] = ("polynomial",) if cpu else ("native",)
+    # A branch on an array's value stalls a GPU.
+    choices["shift"] = ("needed",) if cpu else ("always",)
     if problem.dtype != "float32":
         # XLA cannot multiply every shape of 16-bit tile on a CPU, and is slow where it can.
         choices["compute"] = ("float32",) if cpu else ("float32", "input")
@@ -202,7 +209,9 @@ def _default_config(problem: Problem, device: Device) -> Config:
         config["block_q_bwd"] = _block_choices(problem.seq, 512, most)[-1]
         config["block_k_bwd"] = _block_choices(problem.kv_seq, 512, most)[-1]
     cpu = device.platform == "cpu"
-    config["exp"] = "polynomial" if cpu else "native"
+    config |= (
+        {"exp": "polynomial", "shift": "needed"} if cpu else {"exp": "native", "shift": "always"}
+    )
     if problem.dtype != "float32":
         config["compute"] = "float32" if cpu else "input"
     tile = min(config["block_q"], problem.seq) * min(config["block_k"], problem.kv_seq)
@@ -217,7 +226,7 @@ def _default_config(problem: Problem, device: Device) -> Config:
 IMPLEMENTATION = Implementation(
     name="blockwise",
     function=blockwise,
-    version=1,
+    version=2,
     space=_space,
     supports=_supports,
     default_config=_default_config,

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapetune.cache.key import Device, Problem
+from shapetune.kernels.attention._blockwise_forward import _small
 from shapetune.kernels.attention._blockwise_tiles import Blocks, Layout
 from shapetune.kernels.attention.blockwise import IMPLEMENTATION, blockwise
 from shapetune.kernels.exponential import polynomial_exp
@@ -90,13 +91,14 @@ def check(arrays, grad_out, config, bar=2e-5, **options):
         assert error <= bar * max(1.0, np.abs(right[finite]).max(initial=0.0)), (name, error)
 
 
-def config_of(block_q, block_k, tile_heads=1, exp="polynomial", bwd=None):
+def config_of(block_q, block_k, tile_heads=1, exp="polynomial", bwd=None, shift="needed"):
     block_q_bwd, block_k_bwd = bwd or (block_q, block_k)
     return {
         "block_q": block_q,
         "block_k": block_k,
         "tile_heads": tile_heads,
         "exp": exp,
+        "shift": shift,
         "compute": "float32",
         "block_q_bwd": block_q_bwd,
         "block_k_bwd": block_k_bwd,
@@ -113,9 +115,10 @@ def config_of(block_q, block_k, tile_heads=1, exp="polynomial", bwd=None):
     causal=st.booleans(),
     window=st.sampled_from((None, (7, 3), (0, 0), (20, 100))),
     lengths=st.booleans(),
+    shift=st.sampled_from(("always", "needed")),
 )
 def test_any_blocks_agree_with_float64(
-    rows, columns, block_q, block_k, heads, causal, window, lengths
+    rows, columns, block_q, block_k, heads, causal, window, lengths, shift
 ):
     n_heads, kv_heads, tile_heads = heads
     arrays, grad_out = make((2, rows, columns, n_heads, kv_heads, 16), value_dim=24)
@@ -123,7 +126,67 @@ def test_any_blocks_agree_with_float64(
     if lengths:
         options["q_lengths"] = jnp.array([rows, rows // 2], "int32")
         options["kv_lengths"] = jnp.array([columns // 2, columns], "int32")
-    check(arrays, grad_out, config_of(block_q, block_k, tile_heads), **options)
+    config = config_of(block_q, block_k, tile_heads, shift=shift)
+    check(arrays, grad_out, config, **options)
+
+
+#: What the queries, keys and values are multiplied with, and whether no shift is needed then.
+MAGNITUDES = [
+    ((1, 1, 1), True),
+    ((3, 1, 1), True),
+    ((30, 30, 1), False),
+    ((1e30, 1e-30, 1), False),
+    ((1, 1, 1e20), False),
+]
+
+
+@pytest.mark.parametrize(("factors", "small"), MAGNITUDES)
+def test_a_softmax_is_shifted_where_its_scores_or_values_may_be_large(factors, small):
+    arrays, grad_out = make((1, 70, 90, 2, 1, 8))
+    arrays = tuple(a * f for a, f in zip(arrays, factors, strict=True))
+    assert bool(_small(*arrays, 0.3)) is small
+    found, right = (
+        outputs_and_gradients(arrays, grad_out, config=tuple(config.items()), causal=True)
+        for config in (config_of(32, 32, 2), config_of(32, 32, 2, shift="always"))
+    )
+    for one, other in zip(found, right, strict=True):
+        assert np.isfinite(one).all()
+        bar = 0.0 if not small else 3e-5 * np.abs(other).max()
+        np.testing.assert_allclose(one, other, rtol=0, atol=bar)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_counts_as_large(bad):
+    arrays, _ = make((1, 8, 8, 1, 1, 8))
+    for i in range(3):
+        spoilt = [a.at[0, 3, 0, 1].set(bad) if i == n else a for n, a in enumerate(arrays)]
+        assert not _small(*spoilt, 0.3)
+
+
+def test_under_vmap_one_form_of_the_softmax_is_computed_and_not_both():
+    arrays, _ = make((3, 40, 40, 2, 1, 8))
+    attend = functools.partial(
+        blockwise,
+        bias=None,
+        mask=None,
+        query_seq_lengths=None,
+        key_value_seq_lengths=None,
+        scale=0.3,
+        is_causal=False,
+        local_window_size=None,
+        config=config_of(64, 64),
+    )
+
+    def single(*one):
+        return attend(*(a[None] for a in one))[0]
+
+    program = str(jax.make_jaxpr(jax.vmap(single))(*arrays))
+    assert "cond[" in program
+    large = (arrays[0].at[1].mul(1e3), *arrays[1:])
+    for each in (arrays, large):
+        many = jax.jit(jax.vmap(single))(*each)
+        for i in range(3):
+            np.testing.assert_allclose(many[i], single(*(a[i] for a in each)), atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -260,7 +323,7 @@ def test_vmap_remat_and_jit_compose_with_the_gradient():
 
 
 def test_the_polynomial_is_the_exponential_to_float32_rounding():
-    x = np.concatenate([-np.linspace(0, 87, 200_001), [-np.inf, -200.0]]).astype("float32")
+    x = np.concatenate([np.linspace(88, -87, 400_001), [-np.inf, -200.0]]).astype("float32")
     found = np.asarray(jax.jit(polynomial_exp)(x), np.float64)
     right = np.exp(x.astype(np.float64))
     # The rounding of x · log2(e) grows with |x|, as does the spacing of x itself.
