@@ -11,6 +11,7 @@ import importlib.util
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ...cache.key import Config, Device, Problem
 from ..op import Implementation, Space
@@ -37,6 +38,8 @@ def tokamax(
     """Attention by ``tokamax.dot_product_attention``. Shapes as in ``shapetune.attention``."""
     import tokamax as package
 
+    if bias is not None and not jnp.issubdtype(bias.dtype, jnp.floating):
+        bias = bias.astype(jnp.float32)
     out = package.dot_product_attention(
         query,
         key,
@@ -66,6 +69,8 @@ def _missing() -> str | None:
 def _supports(problem: Problem, device: Device) -> str | None:
     if "residual" in problem.features:
         return "it does not return the residual"
+    if device.platform == "cpu" and problem.dtype == "float16":
+        return "its product of float16 arrays does not exist on a CPU"
     return _missing()
 
 

@@ -1,5 +1,6 @@
 """Every implementation of attention against the float64 reference and against jax.nn."""
 
+import importlib.util
 import itertools
 
 import jax
@@ -21,7 +22,7 @@ from shapetune.kernels import current_device, get_op
 from .agree import candidate, check_agrees
 
 ATTENTION = get_op("attention")
-NAMES = ("xla", "blockwise")
+NAMES = ("xla", "blockwise", *(["tokamax"] if importlib.util.find_spec("tokamax") else []))
 #: The Pallas kernels are interpreted on a CPU: right, and too slow for the large shapes.
 ALL = (*NAMES, "pallas_mha", "pallas_flex")
 
@@ -69,16 +70,23 @@ FEATURES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("problem", list(_grid()), ids=lambda p: p.label)
+def _served(name, problem):
+    """Whether an implementation claims to serve a problem."""
+    return ATTENTION.implementation(name).supports(problem, current_device()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [(n, p) for n in NAMES for p in _grid() if _served(n, p)],
+    ids=lambda o: getattr(o, "label", o),
+)
 def test_outputs_and_gradients_agree_with_float64(name, problem):
     check_agrees(problem, candidate(problem, name))
 
 
 def _claimed(name, features):
     """Whether an implementation claims to know these features."""
-    problem = Problem.make("attention", seq=40, dim=16, features=features)
-    return ATTENTION.implementation(name).supports(problem, current_device()) is None
+    return _served(name, Problem.make("attention", seq=40, dim=16, features=features))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +163,7 @@ def test_a_call_means_what_it_means_in_jax_nn(name, options):
     assert got.dtype == want.dtype
 
 
-@pytest.mark.parametrize("name", ["default", *ALL])
+@pytest.mark.parametrize("name", ["default", *(n for n in ALL if _claimed(n, ("residual",)))])
 def test_inputs_without_batch_and_the_residual(name):
     query, key, value = (a[0] for a in _arrays())
     want, want_residual = jax.nn.dot_product_attention(query, key, value, return_residual=True)
