@@ -255,8 +255,7 @@ def _run_pool(
     except (BrokenProcessPool, TimeoutError):
         return False
     finally:
-        _kill(pool)
-        pool.shutdown(wait=False, cancel_futures=True)
+        _end(pool)
     return True
 
 
@@ -268,10 +267,12 @@ def _new_pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
     )
 
 
-def _kill(pool: concurrent.futures.ProcessPoolExecutor) -> None:
-    # A compiler that hangs does not hear of a shutdown.
+def _end(pool: concurrent.futures.ProcessPoolExecutor) -> None:
+    # A compiler that hangs does not hear of a shutdown; and a pool whose thread still
+    # runs at the interpreter's exit is woken through a pipe that is closed by then.
     for process in list((pool._processes or {}).values()):
         process.kill()
+    pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Guard:
@@ -295,7 +296,7 @@ class Guard:
         try:
             found = self._pool.submit(compile_candidate, *task).result(timeout=TIMEOUT_S)
         except (BrokenProcessPool, TimeoutError) as error:
-            _kill(self._pool)
+            _end(self._pool)
             self._pool = _new_pool(1)
             status = "timed_out" if isinstance(error, TimeoutError) else "crashed"
             return Trial(candidate, status, note=f"compiling for {self._target.key}: {status}")
@@ -306,8 +307,7 @@ class Guard:
 
     def close(self) -> None:
         """Ends its process."""
-        _kill(self._pool)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        _end(self._pool)
 
 
 def _start_worker() -> None:
