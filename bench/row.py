@@ -32,6 +32,8 @@ _WORDS = 400
 _SETTLE_S = 0.01
 #: A call longer than this, in ms, needs no third warm-up to have its length known.
 _LONG_MS = 500.0
+#: A call shorter than this, in ms, is made once untimed before each sample.
+_SHORT_MS = 50.0
 #: Slower than the fastest by this factor, an implementation is sampled less often…
 _SLOW = 2.5
 #: …so many times.
@@ -282,7 +284,7 @@ class Session:
     def _one_sample(self, name: str, turn: int) -> None:
         runner, inner = self._ready[name][1], self._inner[name]
         time.sleep(_SETTLE_S)
-        if inner > 1:
+        if self._quick[name] < _SHORT_MS:
             runner.sample(1)  # what ran before has taken the caches
         self._samples[name].append((turn, runner.sample(inner)))
 

@@ -6,7 +6,7 @@ import hypothesis
 import jax
 import pytest
 
-from shapetune.autotune import final
+from shapetune.autotune import final, measure
 from shapetune.autotune.races import CALM
 from shapetune.kernels import default
 
@@ -28,9 +28,10 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def short_races(monkeypatch):
-    """Finalists race as on a calm machine, though tests share theirs: what a race is like
-    on a noisy one is tested by itself."""
+    """Finalists race as on a calm machine, and no calm is waited for, though tests share
+    theirs: what a noisy one brings about is tested by itself."""
     monkeypatch.setattr(final, "field_of", lambda trials: CALM)
+    monkeypatch.setattr(measure, "PATIENCE", 1)
 
 
 def pytest_collection_modifyitems(items):

@@ -14,7 +14,7 @@ from . import faulty
 
 SMALL = {"seq": 65, "dim": 32, "heads": 2}
 QUICK = Options(
-    trials=6, budget=60, pairs=6, rounds=6, effort=Effort(0.01, 3, 3), isolation="none",
+    trials=6, budget=60, pairs=6, rounds=2, effort=Effort(0.01, 3, 3), isolation="none",
     implementations=("many",),
 )  # fmt: skip
 

@@ -9,6 +9,14 @@ from shapetune.kernels import get_op
 
 from ..samples import problem
 
+PATIENCE = measure.PATIENCE
+
+
+@pytest.fixture(autouse=True)
+def patience_as_it_is(short_races, monkeypatch):
+    """Here calm is waited for as outside of tests."""
+    monkeypatch.setattr(measure, "PATIENCE", PATIENCE)
+
 
 def test_the_interval_holds_the_true_ratio_as_often_as_it_says():
     rng = np.random.default_rng(0)
