@@ -23,9 +23,11 @@ from ._blockwise_forward import Exp, forward
 from ._blockwise_tiles import Blocks, Layout
 
 #: Scores in one tile: fewer do not keep the threads busy, more fit no processor's caches.
-_MIN_TILE, _MAX_TILE = 2**18, 2**21
+_MIN_TILE, _MAX_TILE = 2**18, 2**22
 _MAX_TILE_HEADS = 8
-_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
+_BLOCKS = (64, 128, 256, 512, 1024, 2048)
+#: The smallest block of a backward pass on a CPU; a GPU starts at its double.
+_LEAST_BWD = 256
 
 
 def blockwise(
@@ -159,14 +161,15 @@ def _tile_heads_choices(problem: Problem) -> tuple[int, ...]:
 
 def _space(problem: Problem, device: Device) -> Space:
     choices: dict[str, tuple[Any, ...]] = {
-        "block_q": _block_choices(problem.seq, 256, 4096),
+        "block_q": _block_choices(problem.seq, 256, 2048),
         "block_k": _block_choices(problem.kv_seq, 256, 1024),
         "tile_heads": _tile_heads_choices(problem),
     }
-    if problem.mode == "fwd_bwd":
-        choices["block_q_bwd"] = _block_choices(problem.seq, 512, 1024)
-        choices["block_k_bwd"] = _block_choices(problem.kv_seq, 512, 1024)
     cpu = device.platform == "cpu"
+    if problem.mode == "fwd_bwd":
+        least = _LEAST_BWD if cpu else 2 * _LEAST_BWD
+        choices["block_q_bwd"] = _block_choices(problem.seq, least, 1024)
+        choices["block_k_bwd"] = _block_choices(problem.kv_seq, least, 1024)
     # Elsewhere the exponential is no bottleneck.
     choices["exp"] = ("polynomial",) if cpu else ("native",)
     # A branch on an array's value stalls a GPU.
@@ -198,24 +201,33 @@ def _supports(problem: Problem, device: Device) -> str | None:
 
 
 def _default_config(problem: Problem, device: Device) -> Config:
-    """Tall tiles of about a million scores, which is where XLA's products are fast on a CPU."""
+    """Tiles of millions of scores, where XLA's products are fast on a CPU; small blocks of
+    keys, and more heads at a time, where a part of a tile is hidden."""
     limited = problem.causal or problem.window is not None
-    config: dict[str, Any] = {
-        "block_q": _block_choices(problem.seq, 256, 2048 if limited else 4096)[-1],
-        "block_k": _block_choices(problem.kv_seq, 256, 512)[-1],
-    }
-    if problem.mode == "fwd_bwd":
-        most = 512 if limited else 1024
-        config["block_q_bwd"] = _block_choices(problem.seq, 512, most)[-1]
-        config["block_k_bwd"] = _block_choices(problem.kv_seq, 512, most)[-1]
+    training = problem.mode == "fwd_bwd"
     cpu = device.platform == "cpu"
+    tall = 2048 if problem.seq >= 2048 and not limited and not training else 1024
+    config: dict[str, Any] = {
+        "block_q": _block_choices(problem.seq, 256, tall)[-1],
+        "block_k": _block_choices(problem.kv_seq, 256, 256 if limited else 1024)[-1],
+    }
+    tiles = {"": 2**21 if limited else 2**22}
+    if training:
+        most = _LEAST_BWD if limited and cpu else 2 * _LEAST_BWD
+        config["block_q_bwd"] = _block_choices(problem.seq, 256, most)[-1]
+        config["block_k_bwd"] = _block_choices(problem.kv_seq, 256, most)[-1]
+        tiles["_bwd"] = 2**20
     config |= (
         {"exp": "polynomial", "shift": "needed"} if cpu else {"exp": "native", "shift": "always"}
     )
     if problem.dtype != "float32":
         config["compute"] = "float32" if cpu else "input"
-    tile = min(config["block_q"], problem.seq) * min(config["block_k"], problem.kv_seq)
-    wished = _MAX_TILE // 2 / tile
+    wished = min(
+        scores
+        / min(config[f"block_q{suffix}"], problem.seq)
+        / min(config[f"block_k{suffix}"], problem.kv_seq)
+        for suffix, scores in tiles.items()
+    )
     choices = _tile_heads_choices(problem)
     for heads in sorted(choices, key=lambda n: (n > wished, abs(n - wished))):
         if _fits(problem, {**config, "tile_heads": heads}):
