@@ -229,12 +229,16 @@ def serve(function: Callable[..., Any], chosen: Callable[..., Any]) -> Callable[
 def forced(
     op: Op, problem: Problem, implementation: str, config: Mapping[str, Value] | None
 ) -> Candidate:
-    """The candidate that a caller asked for by name, its config completed by the default one."""
+    """The candidate that a caller asked for by name, its config completed, as far as its
+    space lets it, by the default one."""
     device = current_device()
     one = op.implementation(implementation)
     reason = one.supports(problem, device)
-    defaults = dict(one.default_config(problem, device)) if reason is None else {}
-    candidate = Candidate(implementation, {**defaults, **(config or {})})
+    complete = dict(config or {})
+    if reason is None:
+        defaults = one.default_config(problem, device)
+        complete = one.space(problem, device).nearest(complete, defaults)
+    candidate = Candidate(implementation, complete)
     op.require(problem, device, candidate)
     return candidate
 

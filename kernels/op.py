@@ -76,6 +76,25 @@ class Space:
             return "a constraint of the space does not hold for it"
         return None
 
+    def completed(self, config: Config) -> dict[str, Value]:
+        """``config`` with the parameters that it lacks and that have one choice only."""
+        only = {name: choices[0] for name, choices in self.choices.items() if len(choices) == 1}
+        return {**only, **config}
+
+    def nearest(self, given: Config, wished: Config) -> dict[str, Value]:
+        """``wished`` with ``given`` put over it, and one parameter more changed if it must be.
+
+        Where that does not help, the plain combination, which the space refuses.
+        """
+        plain = {**wished, **given}
+        if self.refusal(plain) is None:
+            return plain
+        for name in [n for n in self.choices if n not in given]:
+            for value in reversed(self.choices[name]):
+                if self.refusal({**plain, name: value}) is None:
+                    return {**plain, name: value}
+        return plain
+
     def fit(self, config: Config) -> dict[str, Value]:
         """A config of a neighbouring problem moved into this space: each number
         becomes the largest choice that does not exceed it, else the smallest."""

@@ -83,7 +83,8 @@ class Case:
         if reason is not None:
             return reason, chosen
         space = one.space(self.problem, self.device)
-        config = space.fit(chosen.config) if fit else chosen.config
+        config = space.completed(chosen.config)
+        config = space.fit(config) if fit else config
         candidate = Candidate(chosen.implementation, config)
         return space.refusal(config) or self.harm(candidate), candidate
 

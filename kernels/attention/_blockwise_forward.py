@@ -37,8 +37,11 @@ Exp = Callable[[Array], Array]
 NEVER = float("-inf")
 #: Scores up to this need no shift: their exponentials are within 1e-13 and 1e13…
 _MOST_SCORE = 30.0
-#: …and no sum of up to 2^24 of them overflows, times values up to this.
-_MOST_VALUE = 1e17
+#: …and neither do sums of up to 2^24 of them overflow, times values up to this, nor are
+#: products lost to underflow, times values that reach this.
+_MOST_VALUE, _LEAST_VALUE = 1e17, 1e-20
+#: Squares of norms below this vanish in float32.
+_LEAST_NORM = 1e-18
 
 
 def forward(
@@ -52,18 +55,19 @@ def forward(
     """
     query, key, value, bias, *_ = arrays
     run = functools.partial(_forward, layout, scale, compute, exp, arrays)
-    # A bias is as large as the scores: reading it to bound it saves nothing.
-    if shift == "always" or bias is not None:
+    # A bias is as large as the scores: reading it to bound it saves nothing. And in
+    # float16 a weight overflows at a score of 11.
+    if shift == "always" or bias is not None or compute != jnp.float32:
         return run(True)
     return lax.cond(_small(query, key, value, scale), lambda: run(False), lambda: run(True))
 
 
 @jax.custom_batching.custom_vmap
-def _small(query: Array, key: Array, value: Array, scale: Array) -> Array:
+def _small(query: Array, key: Array, value: Array, scale: float | Array) -> Array:
     """Whether no score needs a shift: a scalar, False where anything is not finite."""
-    q, k = (_square(x) for x in (query, key))
     top = jnp.max(jnp.abs(value).astype(jnp.float32))
-    return (scale * scale * q * k <= _MOST_SCORE**2) & (top <= _MOST_VALUE)
+    weighable = (top <= _MOST_VALUE) & ((top >= _LEAST_VALUE) | (top == 0.0))
+    return weighable & (jnp.abs(scale) * _largest_norm(query) * _largest_norm(key) <= _MOST_SCORE)
 
 
 @_small.def_vmap
@@ -72,10 +76,10 @@ def _(axis_size: int, batched: list[bool], *arrays: Array) -> tuple[Array, bool]
     return _small(*arrays), False
 
 
-def _square(vectors: Array) -> Array:
-    """The largest squared norm over the last axis."""
+def _largest_norm(vectors: Array) -> Array:
+    """The largest norm over the last axis, or a little more where it is tiny."""
     x = vectors.astype(jnp.float32)
-    return jnp.max(jnp.sum(x * x, axis=-1))
+    return jnp.maximum(jnp.sqrt(jnp.max(jnp.sum(x * x, axis=-1))), _LEAST_NORM)
 
 
 def _forward(

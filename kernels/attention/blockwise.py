@@ -202,7 +202,8 @@ def _supports(problem: Problem, device: Device) -> str | None:
 
 def _default_config(problem: Problem, device: Device) -> Config:
     """Tiles of millions of scores, where XLA's products are fast on a CPU; small blocks of
-    keys, and more heads at a time, where a part of a tile is hidden."""
+    keys, and more heads at a time, where a part of a tile is hidden. On a GPU, where other
+    implementations serve, these are not measured."""
     limited = problem.causal or problem.window is not None
     training = problem.mode == "fwd_bwd"
     cpu = device.platform == "cpu"

@@ -77,7 +77,7 @@ def _served(name, problem):
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [(n, p) for n in NAMES for p in _grid() if _served(n, p)],
+    [(n, p) for n in NAMES for p in _grid() if n != "tokamax" or _served(n, p)],
     ids=lambda o: getattr(o, "label", o),
 )
 def test_outputs_and_gradients_agree_with_float64(name, problem):

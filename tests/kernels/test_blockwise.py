@@ -136,7 +136,10 @@ MAGNITUDES = [
     ((3, 1, 1), True),
     ((30, 30, 1), False),
     ((1e30, 1e-30, 1), False),
+    ((1e-30, 1e30, 1), False),
     ((1, 1, 1e20), False),
+    ((1, 1, 1e-25), False),
+    ((1, 1, 0), True),
 ]
 
 
@@ -145,14 +148,17 @@ def test_a_softmax_is_shifted_where_its_scores_or_values_may_be_large(factors, s
     arrays, grad_out = make((1, 70, 90, 2, 1, 8))
     arrays = tuple(a * f for a, f in zip(arrays, factors, strict=True))
     assert bool(_small(*arrays, 0.3)) is small
+    # A tiny scale does not make up for large scores, nor tiny queries for a large scale.
+    assert not _small(arrays[0] * 1e18, arrays[1] * 1e18, arrays[2], 1e-25)
+    assert not _small(arrays[0] * 1e-20, arrays[1] * 1e19, arrays[2], 1e6)
     found, right = (
         outputs_and_gradients(arrays, grad_out, config=tuple(config.items()), causal=True)
         for config in (config_of(32, 32, 2), config_of(32, 32, 2, shift="always"))
     )
     for one, other in zip(found, right, strict=True):
         assert np.isfinite(one).all()
-        bar = 0.0 if not small else 3e-5 * np.abs(other).max()
-        np.testing.assert_allclose(one, other, rtol=0, atol=bar)
+        bar = 3e-5 if small else 1e-6
+        np.testing.assert_allclose(one, other, rtol=0, atol=bar * np.abs(other).max())
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -198,6 +204,14 @@ def test_a_bias_of_any_broadcast_has_its_gradient_and_a_mask_hides(causal):
         mask = rng.random((2, 1, 40, 50)) < 0.7
         options = {"bias": jnp.asarray(bias, "float32"), "mask": jnp.asarray(mask)}
         check(arrays, grad_out, config_of(16, 16, 2), causal=causal, **options)
+
+
+def test_a_mask_alone_hides_keys_and_whole_rows():
+    arrays, grad_out = make((2, 40, 50, 4, 2, 8))
+    mask = np.random.default_rng(1).random((2, 1, 40, 50)) < 0.7
+    mask[:, :, [3, 39]] = False
+    for shift in ("always", "needed"):
+        check(arrays, grad_out, config_of(16, 16, 2, shift=shift), mask=jnp.asarray(mask))
 
 
 def test_tall_tiles_are_cut_on_the_diagonal_without_a_change_of_the_answer():

@@ -99,6 +99,27 @@ def test_a_config_outside_the_space_or_an_unknown_implementation_is_passed_over(
     assert sum("passed over" in step for step in decision.steps) == 2
 
 
+def test_a_parameter_of_one_choice_may_be_missing_from_a_record(own_cache):
+    """As one is that came with a later version."""
+    whole = _blocks(block_k=256)
+    older = {name: value for name, value in whole.config.items() if name != "shift"}
+    _tuned(own_cache, chosen=Candidate("blockwise", older))
+    decision = _explain()
+    assert (decision.tier, decision.candidate) == ("exact", whole)
+
+
+def test_a_part_of_a_config_is_completed_so_that_it_fits():
+    about = problem(seq=2048, dim=DIM, heads=8, causal=True)
+    default_heads = default.forced(get_op("attention"), about, "blockwise", None).config
+    found = default.forced(get_op("attention"), about, "blockwise", {"block_k": 1024}).config
+    assert found["block_k"] == 1024
+    # So many keys at a time leave room for fewer heads than the default has.
+    assert found["tile_heads"] < default_heads["tile_heads"]
+    for wrong in ({"block_k": 17}, {"block_k": 1024, "tile_heads": 8}, {"nonsense": 1}):
+        with pytest.raises(ConfigError):
+            default.forced(get_op("attention"), about, "blockwise", wrong)
+
+
 def test_records_of_another_device_are_not_used(own_cache):
     foreign = current_device().__class__("cpu", "Another Processor", cores=64)
     publish(own_cache, [record(problem(seq=SEQ, dim=DIM, heads=HEADS), device=foreign)])

@@ -30,6 +30,11 @@ def _attend(query, key, value, bias, lengths):
     )  # fmt: skip
 
 
+def _attend_unbiased(query, key, value, bias, lengths):
+    """Without a bias the softmax is not shifted where scores are small, as here."""
+    return _attend(query * bias.std(), key, value, None, lengths)
+
+
 def _recur(name):
     def call(query, key, value, bias, lengths):
         query = query * bias.std()
@@ -38,7 +43,7 @@ def _recur(name):
     return call
 
 
-FUNCTIONS = (_attend, _recur("chunked"), _recur("scan"))
+FUNCTIONS = (_attend, _attend_unbiased, _recur("chunked"), _recur("scan"))
 
 
 def _values(function, arrays):
