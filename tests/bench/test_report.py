@@ -11,7 +11,7 @@ from shapetune.cache.quarantine import LIFTED, Quarantine
 from shapetune.cache.record_set import RecordSet
 from shapetune.cli import main
 
-from ..samples import problem, record
+from ..samples import BLOCKS, problem, record
 from .test_schema import FILES
 
 go = pytest.importorskip("plotly.graph_objects", reason="needs plotly")
@@ -99,7 +99,8 @@ def test_the_landscape_is_over_the_two_blocks_and_keeps_what_failed():
 
 
 def test_a_record_without_two_parameters_has_no_landscape():
-    assert findings.landscape(record()) is None
+    one = {**BLOCKS, "block_q": 2 * BLOCKS["block_q"]}
+    assert findings.landscape(record(chosen=Candidate("blockwise", one))) is None
 
 
 def test_every_figure_is_one_that_plotly_knows(found):
