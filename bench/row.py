@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from ..autotune import measure, verify
+from ..autotune.outcome import in_one_line
 from ..cache.errors import UnsupportedError
 from ..cache.key import Problem
 from ..kernels import current_device, default, get_op, rattention
@@ -310,8 +311,7 @@ class Session:
 
 def words(error: Exception) -> str:
     """An exception in its own words."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text[:_WORDS]
+    return in_one_line(f"{type(error).__name__}: {error}", _WORDS)
 
 
 def main() -> None:

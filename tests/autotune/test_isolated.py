@@ -71,7 +71,7 @@ def test_malicious_candidates_get_their_outcomes_and_the_run_its_winner(
     shapetune.cache.publish(own_cache, [earlier])
     notes = Notes()
     # What hangs is given up soon; nothing that works takes nearly as long.
-    limits = Limits(compile_s=12, verify_s=10, time_s=10, memory_mb=1000)
+    limits = Limits(compile_s=12, verify_s=8, time_s=8, memory_mb=1000)
     options = dataclasses.replace(
         QUICK, implementations=("slow", "xla", *malicious.KINDS), limits=limits, budget=400
     )

@@ -63,7 +63,7 @@ def _originals():
     return mutate, payloads, segment.pack_segment(list(payloads))
 
 
-@settings(max_examples=6_000, deadline=None)
+@settings(max_examples=14_000, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_mutations_that_hypothesis_drives_hold_the_same(rng):
     mutate, payloads, packed = _originals()

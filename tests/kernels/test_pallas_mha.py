@@ -162,7 +162,7 @@ def test_a_bias_of_minus_infinity_hides_a_key_without_nan():
     assert all(jnp.isfinite(array).all() for array in (*gradients, out))
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 100), st.integers(1, 100)),
     heads=st.sampled_from([(1, 1), (2, 1), (4, 2)]),
