@@ -39,15 +39,18 @@ def backward(
     exp: Exp,
     arrays: tuple[Any, ...],
     saved: tuple[Array, Array],
-    grad_out: Array,
+    grads_out: tuple[Array, Array],
 ) -> Grads:
     """Gradients of query, key, value and bias (None without one), in their dtypes.
 
-    ``saved`` is what ``forward`` returned; ``grad_out`` is [B, T, N, Hv].
+    ``saved`` is what ``forward`` returned, and ``grads_out`` the gradients of it. That of
+    the log-sum-exp is not zero where a gradient is itself differentiated, as it uses it.
     """
+    grad_out, grad_lse = grads_out
     query, key, value, bias, *_ = arrays
     out, lse = saved
     delta = jnp.einsum("btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32))
+    delta = delta - grad_lse
     # exp(score - inf) is 0: a row that saw no key gets no gradient.
     lse = jnp.where(lse == NEVER, jnp.inf, lse)
     block = _KeyBlock(layout, scale, compute, exp, arrays, lse, delta, grad_out)

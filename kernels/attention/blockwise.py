@@ -137,7 +137,7 @@ def _attend_bwd(call: _Call, residuals: Any, grads: tuple[Array, Array]) -> tupl
     arrays, saved = residuals
     query, key = arrays[:2]
     layout = call.layout(query, key, "_bwd")
-    found = backward(layout, call.scale, call.compute(query), call.exp, arrays, saved, grads[0])
+    found = backward(layout, call.scale, call.compute(query), call.exp, arrays, saved, grads)
     return (*found, None, None, None)
 
 

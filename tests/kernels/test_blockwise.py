@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shapetune
 from shapetune.cache.key import Device, Problem
 from shapetune.kernels.attention._blockwise_forward import _small
 from shapetune.kernels.attention._blockwise_tiles import Blocks, Layout
@@ -338,6 +339,19 @@ def test_vmap_remat_and_jit_compose_with_the_gradient():
         single = gradient(*(a[i] for a in arrays), lengths[i])
         for one, many in zip(single, batched, strict=True):
             np.testing.assert_allclose(many[i], one, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_gradient_has_the_right_gradient_where_its_loops_can_be_reversed(causal):
+    arrays, _ = make((1, 20, 20, 2, 1, 8))
+
+    def slope(name, query):
+        attend = functools.partial(shapetune.attention, is_causal=causal, implementation=name)
+        first = jax.grad(lambda q: jnp.sin(attend(q, *arrays[1:])).sum())
+        return jax.grad(lambda q: (first(q) ** 2).sum())(query)
+
+    found, right = (slope(name, arrays[0]) for name in ("blockwise", "xla"))
+    np.testing.assert_allclose(found, right, atol=2e-5 * np.abs(right).max())
 
 
 def test_the_polynomial_is_the_exponential_to_float32_rounding():
