@@ -16,8 +16,8 @@ _LOG2_E = np.float32(1.4426950408889634)
 #: Adding 1.5 · 2²³ rounds to an integer, which is then in the sum's low bits.
 _ROUNDER = np.float32(12582912.0)
 _ROUNDER_BITS = np.int32(0x4B400000)
-#: Least relative error for 2^f over |f| ≤ 1/2, highest power first.
-_POWERS = tuple(
+#: Coefficients of least relative error for 2^f over |f| ≤ 1/2, highest power first.
+EXP2_POWERS = tuple(
     np.float32(c)
     for c in (1.3276471e-3, 9.6755410e-3, 5.5507131e-2, 2.4022120e-1, 6.9314694e-1, 1.0000001)
 )
@@ -38,8 +38,8 @@ def polynomial_exp(x: Array) -> Array:
     fraction = y - whole.astype(jnp.float32)
     # The exponent field of 2^-127 is 0, and so is the number.
     power = lax.bitcast_convert_type((whole + 127) << 23, jnp.float32)
-    value = jnp.full_like(x, _POWERS[0])
-    for coefficient in _POWERS[1:]:
+    value = jnp.full_like(x, EXP2_POWERS[0])
+    for coefficient in EXP2_POWERS[1:]:
         value = value * fraction + coefficient
     return value * power
 

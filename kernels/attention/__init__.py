@@ -2,7 +2,7 @@
 
 from ...cache.key import Candidate, Device, Problem
 from ..op import Op, register_op
-from . import blockwise, cudnn, mosaic, pallas_flex, pallas_mha, tokamax, xla
+from . import blockwise, cudnn, llvm, mosaic, pallas_flex, pallas_mha, tokamax, xla
 from .api import attention
 from .flex import flex_attention
 from .problem import HARD_INPUTS, canonical, flops, make_inputs, shapes, static_arguments, traffic
@@ -13,14 +13,17 @@ __all__ = ["attention", "flex_attention"]
 #: Scores of so many bytes (see ``xla.scores_bytes``) leave the caches, and blocks pay.
 _BLOCKS_PAY_ON_CPU = 2**24
 _BLOCKS_PAY_ON_GPU = 2**25
+#: With fewer queries than these most lanes of a panel are empty, and XLA is as fast.
+_PANELS_PAY = 8
 
 
 def _heuristic(problem: Problem, device: Device) -> Candidate:
-    """The vendor's kernel where there is one; else plain XLA while the scores are
-    small, and a kernel that never holds them all once they are not."""
+    """The vendor's kernel where there is one, or our own on a CPU; else plain XLA while the
+    scores are small, and a kernel that never holds them all once they are not."""
     pays = _BLOCKS_PAY_ON_CPU if device.platform == "cpu" else _BLOCKS_PAY_ON_GPU
     large = xla.scores_bytes(problem) >= pays
     order = [cudnn]
+    order += [llvm] if problem.seq >= _PANELS_PAY else []
     order += [pallas_mha, blockwise, xla] if large else [xla, pallas_mha, blockwise]
     for module in order:
         one = module.IMPLEMENTATION
@@ -45,5 +48,5 @@ ATTENTION = register_op(
         canonical=canonical,
     )
 )
-for _module in (xla, blockwise, pallas_mha, pallas_flex, cudnn, mosaic, tokamax):
+for _module in (xla, blockwise, llvm, pallas_mha, pallas_flex, cudnn, mosaic, tokamax):
     ATTENTION.register(_module.IMPLEMENTATION)

@@ -73,7 +73,7 @@ def blockwise(
     if key_value_seq_lengths is not None:
         # The padding beyond the last key must stay unseen whatever the length says.
         key_value_seq_lengths = jnp.minimum(key_value_seq_lengths, key.shape[1])
-    call = _Call(scale, left, right, tuple(sorted(config.items())))
+    call = Call(scale, left, right, tuple(sorted(config.items())))
     arrays = (query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths)
     # One type for all: what is the same on every device then gets its gradient summed.
     attend = lambda *given: _attend(call, *varying(given))  # noqa: E731
@@ -85,7 +85,7 @@ def blockwise(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
+class Call:
     """What is static in a call."""
 
     scale: float
@@ -122,18 +122,18 @@ class _Call:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(call: _Call, *arrays: Any) -> tuple[Array, Array]:
+def _attend(call: Call, *arrays: Any) -> tuple[Array, Array]:
     query, key = arrays[:2]
     layout = call.layout(query, key, "")
     return forward(layout, call.scale, call.compute(query), call.exp, call.shift, arrays)
 
 
-def _attend_fwd(call: _Call, *arrays: Any) -> tuple[Any, Any]:
+def _attend_fwd(call: Call, *arrays: Any) -> tuple[Any, Any]:
     saved = _attend(call, *arrays)
     return saved, (arrays, saved)
 
 
-def _attend_bwd(call: _Call, residuals: Any, grads: tuple[Array, Array]) -> tuple[Any, ...]:
+def _attend_bwd(call: Call, residuals: Any, grads: tuple[Array, Array]) -> tuple[Any, ...]:
     arrays, saved = residuals
     query, key = arrays[:2]
     layout = call.layout(query, key, "_bwd")

@@ -22,7 +22,7 @@ from shapetune.kernels import current_device, get_op
 from .agree import candidate, check_agrees
 
 ATTENTION = get_op("attention")
-NAMES = ("xla", "blockwise", *(["tokamax"] if importlib.util.find_spec("tokamax") else []))
+NAMES = ("xla", "blockwise", "llvm", *(["tokamax"] if importlib.util.find_spec("tokamax") else []))
 #: The Pallas kernels are interpreted on a CPU: right, and too slow for the large shapes.
 ALL = (*NAMES, "pallas_mha", "pallas_flex")
 

@@ -1,0 +1,250 @@
+"""The backward kernel of ``llvm``: a task is a part of the queries of one head.
+
+FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691), algorithm 2: the scores
+are computed again, block of keys by block of keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from llvmlite import ir
+
+from ..llvm.code import F32, Code, Machine, Value
+from ..llvm.ffi import Buffer, handler
+from ..llvm.product import Sum
+from ..llvm.vectors import exp2, store
+from ._llvm_panels import Panels, Sizes, padded, places
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardSizes(Sizes):
+    """What a backward kernel is compiled for; ``panels`` are those of a task.
+
+    Attributes:
+        parts: Tasks that share the queries of a head, each every ``parts``-th panel.
+    """
+
+    parts: int = 1
+
+
+def workspace(sizes: BackwardSizes, machine: Machine) -> tuple[dict[str, int], int]:
+    """The parts of a thread's scratch memory, and its size, in floats."""
+    width = machine.vectors * machine.lanes
+    dim, value_dim = padded(sizes.head_dim, machine), padded(sizes.value_dim, machine)
+    return places(
+        {
+            "grad_queries": sizes.panels * dim * width,
+            "queries": dim * width,
+            "grad_outs": value_dim * width,
+            "query_rows": width * dim,
+            "grad_out_rows": width * value_dim,
+            "keys": sizes.block_k * dim,
+            "values": sizes.block_k * value_dim,
+            "grad_keys": sizes.block_k * dim,
+            "grad_values": sizes.block_k * value_dim,
+            "weights": sizes.block_k * width,
+            "slopes": sizes.block_k * width,
+            "ranges": 3 * width,
+            "statistics": 2 * width,
+        }
+    )
+
+
+def write(sizes: BackwardSizes, machine: Machine, name: str) -> ir.Module:
+    """An LLVM module with the handler ``name``.
+
+    Its arguments: query [B, T, N, H], key [B, S, K, H], value [B, S, K, Hv], the gradient of
+    out [B, T, N, Hv], the log-sum-exp in base 2 and delta [B, N, T], the factors of the
+    scores times log2(e) and of the gradients [2], and of the keys that each query sees the
+    first and the end, int32 [B, T]. Its results: the gradient of query [B, T, N, H]; what
+    each part of each head adds to those of key and value, float32 [B, S, K, P, H] and
+    [B, S, K, P, Hv], where P is N / K times ``parts``; and the workspace [threads, size].
+    """
+    module = ir.Module(name)
+
+    def tasks(code: Code, buffers: list[Buffer]) -> Value:
+        batch, _, heads, _ = buffers[0].dims
+        return code.mul(code.mul(batch, heads), sizes.parts)
+
+    def body(code: Code, buffers: list[Buffer], task: Value, thread: Value) -> None:
+        _Backward(code, sizes, buffers, task, thread).write()
+
+    ranks = ((4, 4, 4, 4, 3, 3, 1, 2, 2), (4, 5, 5, 2))
+    handler(module, machine, name, ranks, tasks, body, sizes.threads)
+    return module
+
+
+class _Backward:
+    """Writes the code of one task."""
+
+    def __init__(
+        self, code: Code, sizes: BackwardSizes, buffers: list[Buffer], task: Value, thread: Value
+    ) -> None:
+        self.code, self.sizes, self.builder = code, sizes, code.builder
+        self.query, self.key, self.value, self.grad_out = buffers[:4]
+        self.lse, self.delta, factors, low, high = buffers[4:9]
+        self.grad_query, self.grad_key, self.grad_value, work = buffers[9:]
+        _, length, heads, _ = self.query.dims
+        _, kv_length, kv_heads, _ = self.key.dims
+        starts, size = workspace(sizes, code.machine)
+        base = code.at(work.data, code.mul(thread, size))
+        self.scratch = {part: code.at(base, start) for part, start in starts.items()}
+        self.part = code.rem(task, sizes.parts)
+        pair = code.div(task, sizes.parts)
+        batch, head = code.div(pair, heads), code.rem(pair, heads)
+        group = code.div(heads, kv_heads)
+        #: Which of the sums for a head of keys this task gives.
+        self.summand = code.add(code.mul(code.rem(head, group), sizes.parts), self.part)
+        self.panels = Panels(
+            code, sizes, batch, head, code.div(head, group), low, high,
+            length, kv_length, heads, kv_heads, self.scratch,
+        )  # fmt: skip
+        self.factor, self.scale = (
+            code.splat(code.load(code.at(factors.data, n), F32)) for n in range(2)
+        )
+
+    def write(self) -> None:
+        code, sizes, panels, scratch = self.code, self.sizes, self.panels, self.scratch
+        all_panels = code.ceil(panels.length, panels.width)
+        # Panels part, part + parts, …: under a causal mask all parts have as much to do.
+        count = code.ceil(code.most(code.sub(all_panels, self.part), 0), sizes.parts)
+        panel_size = panels.dim * panels.width
+        panels.fill(scratch["grad_queries"], code.mul(count, panel_size), 0)
+        with code.loop(0, panels.kv_length, sizes.block_k) as start:
+            keys = code.least(sizes.block_k, code.sub(panels.kv_length, start))
+            panels.load_keys(self.key, start, keys, sizes.head_dim, scratch["keys"])
+            panels.load_keys(self.value, start, keys, sizes.value_dim, scratch["values"])
+            panels.fill(scratch["grad_keys"], code.mul(keys, panels.dim), 0)
+            panels.fill(scratch["grad_values"], code.mul(keys, panels.value_dim), 0)
+            with code.loop(0, count) as panel:
+                self._tile(panel, start, keys)
+            self._store_keys("grad_keys", self.grad_key, start, keys, sizes.head_dim, self.scale)
+            self._store_keys("grad_values", self.grad_value, start, keys, sizes.value_dim, None)
+        with code.loop(0, count) as panel:
+            source = code.at(scratch["grad_queries"], code.mul(panel, panel_size))
+            factors = [self.scale] * panels.vectors
+            panels.store_panel(
+                self.grad_query, self._first_query(panel), sizes.head_dim, source, factors
+            )
+
+    def _first_query(self, panel: Value) -> Value:
+        code = self.code
+        number = code.add(code.mul(panel, self.sizes.parts), self.part)
+        return code.mul(number, self.panels.width)
+
+    def _tile(self, panel: Value, start: Value, count: Value) -> None:
+        """What a panel of queries and a block of keys add to the gradients."""
+        code, panels, ranges = self.code, self.panels, self.scratch["ranges"]
+        first = self._first_query(panel)
+        panels.load_ranges(first, ranges)
+        skipped, rows, hidden = panels.visible(ranges, start, count)
+        with code.when(self.builder.icmp_signed(">", rows, code.index(0))):
+            self._load_queries(first)
+            self._weights(skipped, rows)
+            with code.when(hidden):
+                self._hide(ranges, code.add(start, skipped), rows)
+            self._add(
+                panel, skipped, rows, code.least(panels.width, code.sub(panels.length, first))
+            )
+
+    def _load_queries(self, first: Value) -> None:
+        """Reads queries and gradients of out, with queries in the lanes and as rows."""
+        code, sizes, panels, scratch = self.code, self.sizes, self.panels, self.scratch
+        head_dim, value_dim = sizes.head_dim, sizes.value_dim
+        panels.load_panel(self.query, first, head_dim, scratch["queries"], self.factor)
+        panels.load_panel(self.grad_out, first, value_dim, scratch["grad_outs"])
+        width = code.index(panels.width)
+        for array, size, part in (
+            (self.query, head_dim, "query_rows"),
+            (self.grad_out, value_dim, "grad_out_rows"),
+        ):
+
+            def place(n: Value, size: int = size) -> Value:
+                return panels.query_row(panels.within(first, n), size)
+
+            panels.load_rows(array, place, width, size, scratch[part])
+        for array, offset in ((self.lse, 0), (self.delta, panels.width)):
+            with code.loop(0, panels.width) as lane:
+                source = code.at(array.data, panels.statistic_row(panels.within(first, lane)))
+                target = code.at(scratch["statistics"], code.add(lane, offset))
+                code.store(code.load(source, F32), target)
+
+    def _weights(self, skipped: Value, rows: Value) -> None:
+        """The softmax's weights, and how the loss changes with the scores, [keys, queries]."""
+        code, builder, panels, scratch = self.code, self.builder, self.panels, self.scratch
+        width = panels.width
+        for part, against, size, target in (
+            ("keys", "queries", self.sizes.head_dim, "weights"),
+            ("values", "grad_outs", self.sizes.value_dim, "slopes"),
+        ):
+            row = padded(size, code.machine)
+            left = code.at(scratch[part], code.mul(skipped, row))
+            panels.multiply(
+                Sum.STORE, (left, row, 1), (scratch[against], width), scratch[target],
+                rows, size, width,
+            )  # fmt: skip
+        places = [
+            code.at(scratch["statistics"], n * panels.lanes) for n in range(2 * panels.vectors)
+        ]
+        kept = [code.load_vector(place) for place in places]
+        with code.loop(0, rows) as row:
+            for vector in range(panels.vectors):
+                score, slope = self._places(row, vector)
+                power = exp2(code, builder.fsub(code.load_vector(score), kept[vector]))
+                code.store_vector(power, score)
+                change = builder.fsub(code.load_vector(slope), kept[panels.vectors + vector])
+                code.store_vector(builder.fmul(power, change), slope)
+
+    def _places(self, row: Value, vector: int) -> tuple[Value, Value]:
+        code, panels = self.code, self.panels
+        offset = code.add(code.mul(row, panels.width), vector * panels.lanes)
+        weights, slopes = (self.scratch[part] for part in ("weights", "slopes"))
+        return code.at(weights, offset), code.at(slopes, offset)
+
+    def _hide(self, ranges: Value, begin: Value, rows: Value) -> None:
+        """Keys that a query does not see have no weight."""
+        code, none = self.code, self.code.constant(0.0)
+        with code.loop(0, rows) as row:
+            for vector in range(self.panels.vectors):
+                seen = self.panels.seen(ranges, vector, code.add(begin, row))
+                for place in self._places(row, vector):
+                    kept = self.builder.select(seen, code.load_vector(place), none)
+                    code.store_vector(kept, place)
+
+    def _add(self, panel: Value, skipped: Value, rows: Value, valid: Value) -> None:
+        """Adds the products with the weights and their slopes to the gradients."""
+        code, sizes, panels, scratch = self.code, self.sizes, self.panels, self.scratch
+        width, dim, value_dim = panels.width, panels.dim, panels.value_dim
+        for part, against, size, target in (
+            ("weights", "grad_out_rows", value_dim, "grad_values"),
+            ("slopes", "query_rows", dim, "grad_keys"),
+        ):
+            panels.multiply(
+                Sum.ADD, (scratch[part], width, 1), (scratch[against], size),
+                code.at(scratch[target], code.mul(skipped, size)), rows, valid, size,
+            )  # fmt: skip
+        keys = code.at(scratch["keys"], code.mul(skipped, dim))
+        target = code.at(scratch["grad_queries"], code.mul(panel, dim * width))
+        panels.multiply(
+            Sum.ADD, (keys, 1, dim), (scratch["slopes"], width), target,
+            sizes.head_dim, rows, width,
+        )  # fmt: skip
+
+    def _store_keys(
+        self, part: str, array: Buffer, start: Value, count: Value, size: int, factor: Value | None
+    ) -> None:
+        """Writes this task's sums for a block of keys or values."""
+        code, panels = self.code, self.panels
+        row = padded(size, code.machine)
+        summands = array.dims[3]
+        with code.loop(0, count) as n:
+            place = panels.key_row(code.add(start, n), 1)
+            place = code.mul(code.add(code.mul(place, summands), self.summand), size)
+            for column in range(0, row, panels.lanes):
+                source = code.at(self.scratch[part], code.add(code.mul(n, row), column))
+                vector = code.load_vector(source)
+                if factor is not None:
+                    vector = self.builder.fmul(vector, factor)
+                target = code.at(array.data, code.add(place, column))
+                store(code, vector, target, "float32", panels.mask(column, size))

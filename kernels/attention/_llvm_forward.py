@@ -1,0 +1,222 @@
+"""The forward kernel of ``llvm``: a task is a block of queries of one head.
+
+FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691), algorithm 1.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from ..llvm.code import F32, Code, Machine, Value
+from ..llvm.ffi import Buffer, handler
+from ..llvm.product import Sum
+from ..llvm.vectors import exp2, lanes_below, store
+from ._llvm_panels import Panels, Sizes, padded, places
+
+#: Below every score; finite, so that a difference of two is a number.
+LOWEST = -1e30
+
+
+def workspace(sizes: Sizes, machine: Machine) -> tuple[dict[str, int], int]:
+    """The parts of a thread's scratch memory, and its size, in floats."""
+    width = machine.vectors * machine.lanes
+    dim, value_dim = padded(sizes.head_dim, machine), padded(sizes.value_dim, machine)
+    return places(
+        {
+            "queries": sizes.panels * dim * width,
+            "keys": sizes.block_k * dim,
+            "values": sizes.block_k * value_dim,
+            "scores": sizes.block_k * width,
+            "sums": sizes.panels * value_dim * width,
+            "ranges": sizes.panels * (3 * width),
+            "largest": sizes.panels * width,
+            "totals": sizes.panels * width,
+            # Of one block: its largest, then the factors of what was summed before.
+            "factors": width,
+        }
+    )
+
+
+def write(sizes: Sizes, machine: Machine, name: str) -> ir.Module:
+    """An LLVM module with the handler ``name``.
+
+    Its arguments: query [B, T, N, H], key [B, S, K, H], value [B, S, K, Hv], the factor of
+    the scores times log2(e) [1], and of the keys that each query sees the first and the end,
+    int32 [B, T]. Its results: out [B, T, N, Hv]; the largest score in base 2 and the sum of
+    the powers beside it, [B, N, T]; and the workspace [threads, size].
+    """
+    module = ir.Module(name)
+
+    def tasks(code: Code, buffers: list[Buffer]) -> Value:
+        batch, length, heads, _ = buffers[0].dims
+        block = sizes.panels * machine.vectors * machine.lanes
+        return code.mul(code.mul(batch, heads), code.ceil(length, block))
+
+    def body(code: Code, buffers: list[Buffer], task: Value, thread: Value) -> None:
+        _Forward(code, sizes, buffers, task, thread).write()
+
+    handler(module, machine, name, ((4, 4, 4, 1, 2, 2), (4, 3, 3, 2)), tasks, body, sizes.threads)
+    return module
+
+
+class _Forward:
+    """Writes the code of one task."""
+
+    def __init__(
+        self, code: Code, sizes: Sizes, buffers: list[Buffer], task: Value, thread: Value
+    ) -> None:
+        self.code, self.sizes, self.builder = code, sizes, code.builder
+        self.query, self.key, self.value, factor, low, high = buffers[:6]
+        self.out, self.largest, self.total, work = buffers[6:]
+        _, length, heads, _ = self.query.dims
+        _, kv_length, kv_heads, _ = self.key.dims
+        starts, size = workspace(sizes, code.machine)
+        base = code.at(work.data, code.mul(thread, size))
+        self.scratch = {part: code.at(base, start) for part, start in starts.items()}
+        block = sizes.panels * code.machine.vectors * code.machine.lanes
+        blocks = code.ceil(length, block)
+        # The last queries first: under a causal mask they see most keys.
+        self.first = code.mul(code.sub(code.sub(blocks, 1), code.rem(task, blocks)), block)
+        pair = code.div(task, blocks)
+        batch, head = code.div(pair, heads), code.rem(pair, heads)
+        self.panels = Panels(
+            code, sizes, batch, head, code.div(head, code.div(heads, kv_heads)), low, high,
+            length, kv_length, heads, kv_heads, self.scratch,
+        )  # fmt: skip
+        self.factor = code.splat(code.load(factor.data, F32))
+
+    def write(self) -> None:
+        code, sizes, panels = self.code, self.sizes, self.panels
+        left = code.ceil(code.sub(panels.length, self.first), panels.width)
+        count = code.least(left, sizes.panels)
+
+        def begin(panel: Value, carried: list[Value]) -> list[Value]:
+            first, end = self._begin(panel)
+            return [code.least(carried[0], first), code.most(carried[1], end)]
+
+        limits = [code.sub(panels.kv_length, 0), code.index(0)]
+        first, end = code.fold(0, count, 1, limits, begin)
+        with code.loop(first, end, sizes.block_k) as start:
+            keys = code.least(sizes.block_k, code.sub(end, start))
+            panels.load_keys(self.key, start, keys, sizes.head_dim, self.scratch["keys"])
+            panels.load_keys(self.value, start, keys, sizes.value_dim, self.scratch["values"])
+            with code.loop(0, count) as panel:
+                self._block(panel, start, keys)
+        with code.loop(0, count) as panel:
+            self._end(panel)
+
+    def _of(self, part: str, panel: Value, size: int) -> Value:
+        """Address of a panel's own ``size`` floats of a part of the memory."""
+        return self.code.at(self.scratch[part], self.code.mul(panel, size))
+
+    def _vectors(self, part: str, panel: Value) -> list[Value]:
+        """Addresses of a panel's vectors of a statistic."""
+        base = self._of(part, panel, self.panels.width)
+        return [self.code.at(base, n * self.panels.lanes) for n in range(self.panels.vectors)]
+
+    def _first_query(self, panel: Value) -> Value:
+        return self.code.add(self.first, self.code.mul(panel, self.panels.width))
+
+    def _begin(self, panel: Value) -> tuple[Value, Value]:
+        """Reads the queries of a panel; which keys they see: the first and the end."""
+        panels, width = self.panels, self.panels.width
+        first = self._first_query(panel)
+        queries = self._of("queries", panel, panels.dim * width)
+        panels.load_panel(self.query, first, self.sizes.head_dim, queries, self.factor)
+        panels.fill(self._of("sums", panel, panels.value_dim * width), panels.value_dim * width, 0)
+        panels.fill(self._of("largest", panel, width), width, LOWEST)
+        panels.fill(self._of("totals", panel, width), width, 0)
+        return panels.load_ranges(first, self._of("ranges", panel, 3 * width))
+
+    def _block(self, panel: Value, start: Value, count: Value) -> None:
+        """A block of keys for a panel of queries."""
+        code, panels, scratch = self.code, self.panels, self.scratch
+        width, dim, value_dim = panels.width, panels.dim, panels.value_dim
+        ranges = self._of("ranges", panel, 3 * width)
+        skipped, rows, hidden = panels.visible(ranges, start, count)
+        with code.when(self.builder.icmp_signed(">", rows, code.index(0))):
+            keys = code.at(scratch["keys"], code.mul(skipped, dim))
+            values = code.at(scratch["values"], code.mul(skipped, value_dim))
+            queries = self._of("queries", panel, dim * width)
+            panels.fill(scratch["factors"], width, LOWEST)
+            panels.multiply(
+                Sum.MAXIMUM, (keys, dim, 1), (queries, width), scratch["scores"], rows,
+                self.sizes.head_dim, width, scratch["factors"],
+            )  # fmt: skip
+            with code.when(hidden):
+                self._hide(ranges, code.add(start, skipped), rows)
+            self._softmax(panel, rows)
+            sums = self._of("sums", panel, value_dim * width)
+            panels.multiply(
+                Sum.RESCALE, (values, 1, value_dim), (scratch["scores"], width), sums,
+                self.sizes.value_dim, rows, width, scratch["factors"],
+            )  # fmt: skip
+
+    def _score(self, row: Value, vector: int) -> Value:
+        """Address of the scores of a key with a vector of queries."""
+        offset = self.code.mul(row, self.panels.width)
+        return self.code.at(
+            self.scratch["scores"], self.code.add(offset, vector * self.panels.lanes)
+        )
+
+    def _hide(self, ranges: Value, begin: Value, rows: Value) -> None:
+        """Gives keys that a query does not see no weight, and finds the largest anew."""
+        code, hidden = self.code, self.code.constant(float("-inf"))
+        for vector in range(self.panels.vectors):
+
+            def step(row: Value, found: list[Value], vector: int = vector) -> list[Value]:
+                place = self._score(row, vector)
+                seen = self.panels.seen(ranges, vector, code.add(begin, row))
+                score = self.builder.select(seen, code.load_vector(place), hidden)
+                code.store_vector(score, place)
+                return [code.maximum(score, found[0])]
+
+            (found,) = code.fold(0, rows, 1, [code.constant(LOWEST)], step)
+            offset = vector * self.panels.lanes
+            code.store_vector(found, code.at(self.scratch["factors"], offset))
+
+    def _softmax(self, panel: Value, rows: Value) -> None:
+        """Powers of the scores in place, their sums, and the factors of what was summed."""
+        code, builder = self.code, self.builder
+        totals = self._vectors("totals", panel)
+        largest, starts = [], []
+        for vector, place in enumerate(self._vectors("largest", panel)):
+            factors = code.at(self.scratch["factors"], vector * self.panels.lanes)
+            before = code.load_vector(place)
+            now = code.maximum(code.load_vector(factors), before)
+            code.store_vector(now, place)
+            factor = exp2(code, builder.fsub(before, now))
+            code.store_vector(factor, factors)
+            largest.append(now)
+            starts.append(builder.fmul(code.load_vector(totals[vector]), factor))
+
+        def step(row: Value, sums: list[Value]) -> list[Value]:
+            found = []
+            for vector, total in enumerate(sums):
+                place = self._score(row, vector)
+                power = exp2(code, builder.fsub(code.load_vector(place), largest[vector]))
+                code.store_vector(power, place)
+                found.append(builder.fadd(total, power))
+            return found
+
+        for place, total in zip(totals, code.fold(0, rows, 1, starts, step), strict=True):
+            code.store_vector(total, place)
+
+    def _end(self, panel: Value) -> None:
+        """Writes a panel's rows of out, divided by their sums, and its statistics."""
+        code, builder, panels = self.code, self.builder, self.panels
+        first = self._first_query(panel)
+        shares = []
+        for place in self._vectors("totals", panel):
+            total = code.load_vector(place)
+            none = builder.fcmp_ordered("==", total, code.constant(0.0))
+            one = code.constant(1.0)
+            shares.append(builder.fdiv(one, builder.select(none, one, total)))
+        sums = self._of("sums", panel, panels.value_dim * panels.width)
+        panels.store_panel(self.out, first, self.sizes.value_dim, sums, shares)
+        for array, part in ((self.largest, "largest"), (self.total, "totals")):
+            for vector, place in enumerate(self._vectors(part, panel)):
+                row = code.add(first, vector * panels.lanes)
+                mask = lanes_below(code, code.sub(panels.length, row))
+                target = code.at(array.data, panels.statistic_row(row))
+                store(code, code.load_vector(place), target, "float32", mask)

@@ -1,0 +1,306 @@
+"""What the kernels of ``llvm`` share: panels of queries, blocks of keys, who sees what.
+
+A panel is as many queries as a tile of a product is wide, one in each lane. In the
+kernels it is kept as [head_dim, queries], and its scores as [keys, queries]: then the
+softmax's largest and sums need no sums across lanes, and keys, values and gradients are
+read in the order in which they lie in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ..llvm.code import I32, I64, Code, Machine, Value
+from ..llvm.ffi import Buffer
+from ..llvm.product import Sum, product
+from ..llvm.vectors import element, lanes_below, load, store, transpose
+
+#: Beyond every key.
+_NO_KEY = 2**31 - 1
+#: Numbers kept of a panel: its least first key and largest end, largest first and least end.
+_LIMITS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What a kernel is compiled for.
+
+    Attributes:
+        head_dim: Of queries and keys.
+        value_dim: Of values.
+        dtype: Of the arrays.
+        panels: Panels of a block of queries.
+        block_k: Keys of a block.
+        threads: The most threads that take part.
+    """
+
+    head_dim: int
+    value_dim: int
+    dtype: str
+    panels: int
+    block_k: int
+    threads: int
+
+
+def padded(size: int, machine: Machine) -> int:
+    """``size`` rounded up to whole vectors."""
+    return -(-size // machine.lanes) * machine.lanes
+
+
+def places(parts: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Where each part of a scratch memory begins, and its size, in floats; each on a line."""
+    starts, total = {}, 0
+    for name, size in parts.items():
+        starts[name] = total
+        total += -(-size // 16) * 16 + 16
+    return starts, total
+
+
+@dataclasses.dataclass
+class Panels:
+    """Writes what both kernels do with panels of the queries of one head.
+
+    Attributes:
+        code: The function being written.
+        sizes: What it is compiled for.
+        batch: Number of the batch.
+        head: Number of the head.
+        kv_head: Of its keys.
+        low: First key that each query sees, int32 [B, T].
+        high: End of them.
+        length: Of the queries.
+        kv_length: Of the keys.
+        heads: Of the queries.
+        kv_heads: Of the keys.
+        scratch: Address of each part of the thread's memory.
+    """
+
+    code: Code
+    sizes: Sizes
+    batch: Value
+    head: Value
+    kv_head: Value
+    low: Buffer
+    high: Buffer
+    length: Value
+    kv_length: Value
+    heads: Value
+    kv_heads: Value
+    scratch: Mapping[str, Value]
+
+    @property
+    def lanes(self) -> int:
+        return self.code.machine.lanes
+
+    @property
+    def vectors(self) -> int:
+        return self.code.machine.vectors
+
+    @property
+    def width(self) -> int:
+        """Queries of a panel."""
+        return self.vectors * self.lanes
+
+    @property
+    def dim(self) -> int:
+        return padded(self.sizes.head_dim, self.code.machine)
+
+    @property
+    def value_dim(self) -> int:
+        return padded(self.sizes.value_dim, self.code.machine)
+
+    # Places in the arrays.
+
+    def query_row(self, row: Value, size: int) -> Value:
+        """Index in an array [B, T, N, size] of a query of this head."""
+        return self._row(self.length, row, self.heads, self.head, size)
+
+    def key_row(self, row: Value, size: int) -> Value:
+        """Index in an array [B, S, K, size] of a key of this head."""
+        return self._row(self.kv_length, row, self.kv_heads, self.kv_head, size)
+
+    def _row(self, length: Value, row: Value, heads: Value, head: Value, size: int) -> Value:
+        code = self.code
+        place = code.add(code.mul(self.batch, length), row)
+        return code.mul(code.add(code.mul(place, heads), head), size)
+
+    def statistic_row(self, row: Value) -> Value:
+        """Index in an array [B, N, T] of a query of this head."""
+        code = self.code
+        place = code.add(code.mul(self.batch, self.heads), self.head)
+        return code.add(code.mul(place, self.length), row)
+
+    def within(self, first: Value, number: Any) -> Value:
+        """Query ``first`` + ``number``; the last one beyond the end."""
+        code = self.code
+        return code.least(code.add(first, number), code.sub(self.length, 1))
+
+    def mask(self, column: Any, size: int) -> Value | None:
+        """Lanes of a vector at ``column`` that lie within ``size``; None where all surely do."""
+        if size % self.lanes == 0:
+            return None
+        return lanes_below(self.code, self.code.sub(size, column))
+
+    # Reading and writing.
+
+    def load_panel(
+        self, array: Buffer, first: Value, size: int, target: Value, factor: Value | None = None
+    ) -> None:
+        """Writes queries ``first`` … of an array [B, T, N, size] as [size, queries]."""
+        code, kind = self.code, element(self.sizes.dtype)
+        with (
+            code.loop(0, self.width, self.lanes) as group,
+            code.loop(0, padded(size, code.machine), self.lanes) as column,
+        ):
+            mask = self.mask(column, size)
+            rows = []
+            for lane in range(self.lanes):
+                place = self.query_row(self.within(first, code.add(group, lane)), size)
+                source = code.at(array.data, code.add(place, column), kind)
+                vector = load(code, source, self.sizes.dtype, mask)
+                rows.append(vector if factor is None else code.builder.fmul(vector, factor))
+            for lane, vector in enumerate(transpose(code, rows)):
+                offset = code.add(code.mul(code.add(column, lane), self.width), group)
+                code.store_vector(vector, code.at(target, offset))
+
+    def store_panel(
+        self, array: Buffer, first: Value, size: int, source: Value, factors: list[Value]
+    ) -> None:
+        """Writes a panel [size, queries] to an array [B, T, N, size], times a factor each."""
+        code, kind = self.code, element(self.sizes.dtype)
+        valid = code.sub(self.length, first)
+        for vector in range(self.vectors):
+            group = vector * self.lanes
+            with code.loop(0, padded(size, code.machine), self.lanes) as column:
+                mask = self.mask(column, size)
+                lines = []
+                for lane in range(self.lanes):
+                    offset = code.add(code.mul(code.add(column, lane), self.width), group)
+                    line = code.load_vector(code.at(source, offset))
+                    lines.append(code.builder.fmul(line, factors[vector]))
+                for lane, line in enumerate(transpose(code, lines)):
+                    number = code.index(group + lane)
+                    with code.when(code.builder.icmp_signed("<", number, valid)):
+                        place = self.query_row(code.add(first, number), size)
+                        target = code.at(array.data, code.add(place, column), kind)
+                        store(code, line, target, self.sizes.dtype, mask)
+
+    def load_rows(self, array: Buffer, place: Any, count: Value, size: int, target: Value) -> None:
+        """Copies ``count`` rows of an array, as float32, side by side.
+
+        ``place`` gives the index of a row by its number.
+        """
+        code, kind = self.code, element(self.sizes.dtype)
+        row = padded(size, code.machine)
+        with code.loop(0, count) as n:
+            start = place(n)
+            for column in range(0, row, self.lanes):
+                mask = self.mask(column, size)
+                source = code.at(array.data, code.add(start, column), kind)
+                vector = load(code, source, self.sizes.dtype, mask)
+                code.store_vector(vector, code.at(target, code.add(code.mul(n, row), column)))
+
+    def load_keys(
+        self, array: Buffer, start: Value, count: Value, size: int, target: Value
+    ) -> None:
+        """Copies keys or values ``start`` … of this head, as float32, side by side."""
+        self.load_rows(
+            array, lambda n: self.key_row(self.code.add(start, n), size), count, size, target
+        )
+
+    def fill(self, target: Value, count: Any, number: float) -> None:
+        """Sets ``count`` floats, a multiple of the lanes."""
+        code = self.code
+        with code.loop(0, count, self.lanes) as n:
+            code.store_vector(code.constant(number), code.at(target, n))
+
+    # Which keys are seen.
+
+    def load_ranges(self, first: Value, target: Value) -> tuple[Value, Value]:
+        """Keeps in ``target`` which keys the queries of a panel see.
+
+        First keys, ends, then the panel's limits. Returns the least first and the largest end.
+        """
+        code, builder = self.code, self.code.builder
+
+        def step(lane: Value, found: list[Value]) -> list[Value]:
+            place = code.add(code.mul(self.batch, self.length), self.within(first, lane))
+            begin = code.load(code.at(self.low.data, place, I32), I32)
+            end = code.load(code.at(self.high.data, place, I32), I32)
+            code.store(begin, code.at(target, lane, I32))
+            code.store(end, code.at(target, code.add(lane, self.width), I32))
+            begin, end = (builder.sext(number, I64) for number in (begin, end))
+            return [
+                code.least(found[0], begin),
+                code.most(found[1], end),
+                code.most(found[2], begin),
+                code.least(found[3], end),
+            ]
+
+        far, near = code.index(_NO_KEY), code.index(0)
+        found = code.fold(0, self.width, 1, [far, near, near, far], step)
+        limits = code.at(target, 2 * self.width)
+        for n, value in enumerate(found):
+            code.store(value, code.at(limits, n, I64))
+        return found[0], found[1]
+
+    @property
+    def range_size(self) -> int:
+        """Floats that ``load_ranges`` writes."""
+        return 2 * self.width + 2 * _LIMITS
+
+    def visible(self, ranges: Value, start: Value, count: Value) -> tuple[Value, Value, Value]:
+        """Of keys ``start`` … those that some query of a panel sees.
+
+        Returns:
+            How many of them come first that none sees, the count of the others, and
+            whether some of these are hidden from some query.
+        """
+        code, builder = self.code, self.code.builder
+        limits = code.at(ranges, 2 * self.width)
+        first, end, last_first, first_end = (
+            code.load(code.at(limits, n, I64), I64) for n in range(_LIMITS)
+        )
+        skipped = code.most(code.sub(first, start), 0)
+        stop = code.least(count, code.sub(end, start))
+        hidden = builder.or_(
+            builder.icmp_signed("<", code.add(start, skipped), last_first),
+            builder.icmp_signed(">", code.add(start, stop), first_end),
+        )
+        return skipped, code.sub(stop, skipped), hidden
+
+    def seen(self, ranges: Value, vector: int, key: Value) -> Value:
+        """Which queries of a vector see ``key``."""
+        code, builder = self.code, self.code.builder
+        low, high = (
+            code.load(code.at(ranges, offset + vector * self.lanes), code.integers, align=4)
+            for offset in (0, self.width)
+        )
+        keys = code.splat(builder.trunc(key, I32))
+        return builder.and_(
+            builder.icmp_signed(">=", keys, low), builder.icmp_signed("<", keys, high)
+        )
+
+    # Products.
+
+    def multiply(
+        self, kind: Sum, a: tuple[Value, Any, Any], b: tuple[Value, int], c: Value, rows: Any,
+        terms: Any, columns: int, extra: Value | None = None,
+    ) -> None:  # fmt: skip
+        """C[i, :] (+)= Σ_r A[i, r] B[r, :], ``columns`` wide; C has rows like B.
+
+        ``a`` is an address with the strides of rows and terms, ``b`` one with its stride.
+        """
+        code = self.code
+        start = 0
+        while start < columns:
+            vectors = min(self.vectors, (columns - start) // self.lanes)
+            address = code.at(b[0], start)
+            code.builder.call(
+                product(code.module, code.machine, vectors, kind),
+                [a[0], address, code.at(c, start), c if extra is None else extra,
+                 *(code.index(n) for n in (a[1], a[2], b[1], b[1], rows, terms))],
+            )  # fmt: skip
+            start += vectors * self.lanes

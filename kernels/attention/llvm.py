@@ -1,0 +1,294 @@
+"""`llvm`: attention on a CPU by kernels of its own, forward and backward.
+
+They are written in LLVM's language by way of llvmlite, compiled for the processor at hand
+when a program is traced, and called by XLA with its own threads. Memory grows with
+seq + kv_seq: nothing but the output and the log-sum-exp is kept for the gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..device import usable_cores
+from ..llvm.call import kernel_name, missing
+from ..op import Config, Device, Implementation, Problem, Space
+from ..shardings import compiler_sharded, varying
+from ._blockwise_backward import backward as plain_backward
+from .blockwise import Call as PlainCall
+
+_BLOCK_Q = (64, 128, 256, 512)
+_BLOCK_K = (64, 128, 256, 512)
+#: Tasks of a backward pass for each thread, so that none waits long for the others.
+_TASKS_PER_THREAD = 2
+
+
+def llvm(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    mask: Array | None,
+    query_seq_lengths: Array | None,
+    key_value_seq_lengths: Array | None,
+    *,
+    scale: float,
+    is_causal: bool,
+    local_window_size: tuple[int, int] | None,
+    return_residual: bool = False,
+    config: Config,
+) -> Any:
+    """Attention in fused kernels. Shapes and semantics as ``shapetune.attention``.
+
+    It takes no bias and no mask. A row that may see no key gives zeros, and -inf as its
+    log-sum-exp. Sums are float32 whatever the arrays are.
+    """
+    left, right = local_window_size if local_window_size is not None else (None, None)
+    if is_causal:
+        right = 0 if right is None else min(right, 0)
+    call = _Call(float(scale), left, right, tuple(sorted(config.items())))
+    arrays = (query, key, value, query_seq_lengths, key_value_seq_lengths)
+    attend = lambda *given: _attend(call, *varying(given))  # noqa: E731
+    rows = ((0, 0), (0, 1), (0, 2), (2, 3))
+    out, lse = compiler_sharded(attend, arrays, (rows, (rows[0], rows[2], rows[1])))
+    if return_residual:
+        return out, lax.stop_gradient(lse.transpose(0, 2, 1).astype(query.dtype))
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What is static in a call."""
+
+    scale: float
+    left: int | None
+    right: int | None
+    items: tuple[tuple[str, Any], ...]
+
+    def ranges(self, query: Array, key: Array, q_lengths: Any, kv_lengths: Any) -> list[Array]:
+        """Of the keys that each query sees the first and the end, int32 [B, T]."""
+        batch, rows, columns = query.shape[0], query.shape[1], key.shape[1]
+        row = jnp.arange(rows, dtype=jnp.int32)[None]
+        low = jnp.zeros_like(row) if self.left is None else jnp.maximum(row - self.left, 0)
+        high = jnp.full_like(row, columns)
+        if self.right is not None:
+            high = jnp.minimum(high, row + self.right + 1)
+        if kv_lengths is not None:
+            high = jnp.minimum(high, kv_lengths[:, None])
+        if q_lengths is not None:
+            high = jnp.where(row < q_lengths[:, None], high, 0)
+        return [jnp.broadcast_to(ends, (batch, rows)) for ends in (low, high)]
+
+    def panels(self, name: str, rows: int, width: int) -> int:
+        """Panels of ``width`` queries that a block of ``rows`` queries takes."""
+        return -(-min(int(dict(self.items)[name]), rows) // width)
+
+    def block_k(self, name: str) -> int:
+        return int(dict(self.items)[name])
+
+    def plain(self) -> PlainCall:
+        """The same in plain JAX, which can be differentiated again."""
+        blocks = (("block_k", 512), ("block_q", 512), ("compute", "float32"), ("tile_heads", 1))
+        return PlainCall(self.scale, self.left, self.right, blocks)
+
+
+def _over_batch(function: Callable[..., tuple[Array, ...]]) -> Callable[..., tuple[Array, ...]]:
+    """``function``, of arrays and to arrays whose first axis is the batch, under ``jax.vmap``."""
+    mapped = jax.custom_batching.custom_vmap(function)
+
+    @mapped.def_vmap
+    def _rule(size: int, batched: list[bool], *arrays: Array) -> Any:
+        given = [
+            array if has else jnp.broadcast_to(array, (size, *array.shape))
+            for array, has in zip(arrays, batched, strict=True)
+        ]
+        found = mapped(*(a.reshape(size * a.shape[1], *a.shape[2:]) for a in given))
+        split = tuple(a.reshape(size, a.shape[0] // size, *a.shape[1:]) for a in found)
+        return split, tuple(True for _ in split)
+
+    return mapped
+
+
+def _forward(call: _Call, query: Array, key: Array, value: Array, *ranges: Array) -> Any:
+    from ..llvm.jit import machine
+    from . import _llvm_forward as kernel
+    from ._llvm_panels import Sizes
+
+    batch, rows, heads, dim = query.shape
+    host = machine()
+    sizes = Sizes(
+        head_dim=dim,
+        value_dim=value.shape[3],
+        dtype=str(query.dtype),
+        panels=call.panels("block_q", rows, host.width),
+        block_k=call.block_k("block_k"),
+        threads=usable_cores(),
+    )
+    statistic = _shaped(query, (batch, heads, rows))
+    outputs = (
+        _shaped(query, (*query.shape[:3], sizes.value_dim), query.dtype),
+        statistic,
+        statistic,
+        _shaped(query, (sizes.threads, kernel.workspace(sizes, host)[1])),
+    )
+    factor = jnp.full((1,), call.scale * math.log2(math.e), jnp.float32)
+    name = kernel_name(kernel.write, sizes)
+    out, largest, total, _ = jax.ffi.ffi_call(name, outputs)(query, key, value, factor, *ranges)
+    return out, jnp.where(total == 0, -jnp.inf, (largest + jnp.log2(total)) * math.log(2))
+
+
+def _shaped(like: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
+    """A result's shape, which varies over the mesh axes that ``like`` varies over."""
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
+
+
+def _backward(
+    call: _Call, query: Array, key: Array, value: Array, out: Array, lse: Array,
+    grad_out: Array, grad_lse: Array, *ranges: Array,
+) -> Any:  # fmt: skip
+    from ..llvm.jit import machine
+    from . import _llvm_backward as kernel
+
+    batch, rows, heads, dim = query.shape
+    columns, kv_heads, value_dim = value.shape[1:]
+    host = machine()
+    panels = -(-rows // host.width)
+    threads = usable_cores()
+    parts = min(panels, -(-threads * _TASKS_PER_THREAD // (batch * heads)))
+    sizes = kernel.BackwardSizes(
+        head_dim=dim,
+        value_dim=value_dim,
+        dtype=str(query.dtype),
+        panels=-(-panels // parts),
+        block_k=call.block_k("block_k_bwd"),
+        threads=threads,
+        parts=parts,
+    )
+    summands = heads // kv_heads * parts
+    outputs = (
+        _shaped(query, query.shape, query.dtype),
+        _shaped(query, (batch, columns, kv_heads, summands, dim)),
+        _shaped(query, (batch, columns, kv_heads, summands, value_dim)),
+        _shaped(query, (threads, kernel.workspace(sizes, host)[1])),
+    )
+    delta = jnp.einsum("btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32))
+    # 2^(score - inf) is 0: a row that saw no key gets no gradient.
+    base = jnp.where(lse == -jnp.inf, jnp.inf, lse * math.log2(math.e))
+    factors = jnp.array([call.scale * math.log2(math.e), call.scale], jnp.float32)
+    found = jax.ffi.ffi_call(kernel_name(kernel.write, sizes), outputs)(
+        query, key, value, grad_out, base, delta - grad_lse, factors, *ranges
+    )
+    grad_key, grad_value = (summed.sum(3).astype(query.dtype) for summed in found[1:3])
+    return found[0], grad_key, grad_value
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    call: _Call, query: Array, key: Array, value: Array, q_lengths: Any, kv_lengths: Any
+) -> tuple[Array, Array]:
+    ranges = call.ranges(query, key, q_lengths, kv_lengths)
+    function = _over_batch(functools.partial(_forward, call))
+    out, lse = function(query, key, value, *ranges)
+    return out, lse
+
+
+def _attend_fwd(call: _Call, *arrays: Any) -> tuple[Any, Any]:
+    saved = _attend(call, *arrays)
+    return saved, (arrays, saved)
+
+
+def _attend_bwd(call: _Call, residuals: Any, grads: tuple[Array, Array]) -> tuple[Any, ...]:
+    arrays, saved = residuals
+    return (*_gradients(call, (*arrays[:3], *saved, *grads), arrays[3:]), None, None)
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gradients(
+    call: _Call, arrays: tuple[Array, ...], lengths: tuple[Any, Any]
+) -> tuple[Array, Array, Array]:
+    """Gradients of query, key and value from these, out, the log-sum-exp and their gradients."""
+    ranges = call.ranges(arrays[0], arrays[1], *lengths)
+    function = _over_batch(functools.partial(_backward, call))
+    grad_query, grad_key, grad_value = function(*arrays, *ranges)
+    return grad_query, grad_key, grad_value
+
+
+def _gradients_fwd(call: _Call, arrays: Any, lengths: Any) -> tuple[Any, Any]:
+    return _gradients(call, arrays, lengths), (arrays, lengths)
+
+
+def _gradients_bwd(call: _Call, residuals: Any, grads: Any) -> tuple[Any, None]:
+    """Gradients of gradients: those of the same in plain JAX."""
+    arrays, lengths = residuals
+    plain = call.plain()
+
+    def gradients(*arrays: Array) -> tuple[Array, ...]:
+        query, key, value, out, lse, grad_out, grad_lse = arrays
+        layout = plain.layout(query, key, "")
+        kv_lengths = None if lengths[1] is None else jnp.minimum(lengths[1], key.shape[1])
+        given = (query, key, value, None, None, lengths[0], kv_lengths)
+        return plain_backward(
+            layout, plain.scale, plain.compute(query), plain.exp, given,
+            (out, lse), (grad_out, grad_lse),
+        )[:3]  # fmt: skip
+
+    _, back = jax.vjp(gradients, *arrays)
+    return back(grads), None
+
+
+_gradients.defvjp(_gradients_fwd, _gradients_bwd)
+
+
+def _choices(size: int, all_of: tuple[int, ...]) -> tuple[int, ...]:
+    """Block sizes that are no more than cover ``size``."""
+    cover = next((block for block in all_of if block >= size), all_of[-1])
+    return tuple(block for block in all_of if block <= cover)
+
+
+def _space(problem: Problem, device: Device) -> Space:
+    choices: dict[str, tuple[Any, ...]] = {
+        "block_q": _choices(problem.seq, _BLOCK_Q),
+        "block_k": _choices(problem.kv_seq, _BLOCK_K),
+    }
+    if problem.mode == "fwd_bwd":
+        choices["block_k_bwd"] = _choices(problem.kv_seq, _BLOCK_K)
+    return Space(choices)
+
+
+def _supports(problem: Problem, device: Device) -> str | None:
+    if device.platform != "cpu":
+        return "its kernels are for CPUs"
+    for word in problem.features:
+        name = word.partition("[")[0]
+        if name in ("bias", "mask"):
+            return f"it takes no {name}"
+        if word == "scale[array]":
+            return "its scale must be a number, not an array"
+    return missing()
+
+
+def _default_config(problem: Problem, device: Device) -> Config:
+    space = _space(problem, device)
+    wished = {"block_q": 256, "block_k": 128, "block_k_bwd": 256}
+    return space.fit({name: wished[name] for name in space.choices})
+
+
+IMPLEMENTATION = Implementation(
+    name="llvm",
+    function=llvm,
+    version=1,
+    space=_space,
+    supports=_supports,
+    default_config=_default_config,
+    own_gradient=True,
+)
