@@ -110,20 +110,21 @@ class _Backward:
         # Panels part, part + parts, …: under a causal mask all parts have as much to do.
         count = code.ceil(code.most(code.sub(all_panels, self.part), 0), sizes.parts)
         panel_size = panels.dim * panels.width
-        panels.fill(scratch["grad_queries"], code.mul(count, panel_size), 0)
+        panels.fill(scratch["grad_queries"], code.mul(count, panel_size), 0.0)
         with code.loop(0, panels.kv_length, sizes.block_k) as start:
             keys = code.least(sizes.block_k, code.sub(panels.kv_length, start))
             panels.load_keys(self.key, start, keys, sizes.head_dim, scratch["keys"])
             panels.load_keys(self.value, start, keys, sizes.value_dim, scratch["values"])
-            panels.fill(scratch["grad_keys"], code.mul(keys, panels.dim), 0)
-            panels.fill(scratch["grad_values"], code.mul(keys, panels.value_dim), 0)
+            panels.fill(scratch["grad_keys"], code.mul(keys, panels.dim), 0.0)
+            panels.fill(scratch["grad_values"], code.mul(keys, panels.value_dim), 0.0)
             with code.loop(0, count) as panel:
                 self._tile(panel, start, keys)
             self._store_keys("grad_keys", self.grad_key, start, keys, sizes.head_dim, self.scale)
             self._store_keys("grad_values", self.grad_value, start, keys, sizes.value_dim, None)
+        factors = scratch["statistics"]
+        panels.fill(factors, panels.width, self.scale)
         with code.loop(0, count) as panel:
             source = code.at(scratch["grad_queries"], code.mul(panel, panel_size))
-            factors = [self.scale] * panels.vectors
             panels.store_panel(
                 self.grad_query, self._first_query(panel), sizes.head_dim, source, factors
             )

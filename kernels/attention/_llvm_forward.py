@@ -123,9 +123,11 @@ class _Forward:
         first = self._first_query(panel)
         queries = self._of("queries", panel, panels.dim * width)
         panels.load_panel(self.query, first, self.sizes.head_dim, queries, self.factor)
-        panels.fill(self._of("sums", panel, panels.value_dim * width), panels.value_dim * width, 0)
+        panels.fill(
+            self._of("sums", panel, panels.value_dim * width), panels.value_dim * width, 0.0
+        )
         panels.fill(self._of("largest", panel, width), width, LOWEST)
-        panels.fill(self._of("totals", panel, width), width, 0)
+        panels.fill(self._of("totals", panel, width), width, 0.0)
         return panels.load_ranges(first, self._of("ranges", panel, 3 * width))
 
     def _block(self, panel: Value, start: Value, count: Value) -> None:
@@ -206,12 +208,13 @@ class _Forward:
         """Writes a panel's rows of out, divided by their sums, and its statistics."""
         code, builder, panels = self.code, self.builder, self.panels
         first = self._first_query(panel)
-        shares = []
-        for place in self._vectors("totals", panel):
+        shares = self.scratch["factors"]
+        for vector, place in enumerate(self._vectors("totals", panel)):
             total = code.load_vector(place)
             none = builder.fcmp_ordered("==", total, code.constant(0.0))
             one = code.constant(1.0)
-            shares.append(builder.fdiv(one, builder.select(none, one, total)))
+            share = builder.fdiv(one, builder.select(none, one, total))
+            code.store_vector(share, code.at(shares, vector * panels.lanes))
         sums = self._of("sums", panel, panels.value_dim * panels.width)
         panels.store_panel(self.out, first, self.sizes.value_dim, sums, shares)
         for array, part in ((self.largest, "largest"), (self.total, "totals")):

@@ -166,26 +166,31 @@ class Panels:
                 code.store_vector(vector, code.at(target, offset))
 
     def store_panel(
-        self, array: Buffer, first: Value, size: int, source: Value, factors: list[Value]
+        self, array: Buffer, first: Value, size: int, source: Value, factors: Value
     ) -> None:
-        """Writes a panel [size, queries] to an array [B, T, N, size], times a factor each."""
-        code, kind = self.code, element(self.sizes.dtype)
+        """Writes a panel [size, queries] to an array [B, T, N, size].
+
+        ``factors`` is the address of a factor for each query.
+        """
+        code, builder, kind = self.code, self.code.builder, element(self.sizes.dtype)
         valid = code.sub(self.length, first)
-        for vector in range(self.vectors):
-            group = vector * self.lanes
-            with code.loop(0, padded(size, code.machine), self.lanes) as column:
-                mask = self.mask(column, size)
-                lines = []
-                for lane in range(self.lanes):
-                    offset = code.add(code.mul(code.add(column, lane), self.width), group)
-                    line = code.load_vector(code.at(source, offset))
-                    lines.append(code.builder.fmul(line, factors[vector]))
-                for lane, line in enumerate(transpose(code, lines)):
-                    number = code.index(group + lane)
-                    with code.when(code.builder.icmp_signed("<", number, valid)):
-                        place = self.query_row(code.add(first, number), size)
-                        target = code.at(array.data, code.add(place, column), kind)
-                        store(code, line, target, self.sizes.dtype, mask)
+        with (
+            code.loop(0, self.width, self.lanes) as group,
+            code.loop(0, padded(size, code.machine), self.lanes) as column,
+        ):
+            mask = self.mask(column, size)
+            factor = code.load_vector(code.at(factors, group))
+            lines = []
+            for lane in range(self.lanes):
+                offset = code.add(code.mul(code.add(column, lane), self.width), group)
+                line = code.load_vector(code.at(source, offset))
+                lines.append(builder.fmul(line, factor))
+            for lane, line in enumerate(transpose(code, lines)):
+                number = code.add(group, lane)
+                with code.when(builder.icmp_signed("<", number, valid)):
+                    place = self.query_row(code.add(first, number), size)
+                    target = code.at(array.data, code.add(place, column), kind)
+                    store(code, line, target, self.sizes.dtype, mask)
 
     def load_rows(self, array: Buffer, place: Any, count: Value, size: int, target: Value) -> None:
         """Copies ``count`` rows of an array, as float32, side by side.
@@ -210,11 +215,12 @@ class Panels:
             array, lambda n: self.key_row(self.code.add(start, n), size), count, size, target
         )
 
-    def fill(self, target: Value, count: Any, number: float) -> None:
-        """Sets ``count`` floats, a multiple of the lanes."""
+    def fill(self, target: Value, count: Any, number: float | Value) -> None:
+        """Sets ``count`` floats, a multiple of the lanes, to a number or to a vector."""
         code = self.code
+        vector = code.constant(number) if isinstance(number, float) else number
         with code.loop(0, count, self.lanes) as n:
-            code.store_vector(code.constant(number), code.at(target, n))
+            code.store_vector(vector, code.at(target, n))
 
     # Which keys are seen.
 

@@ -28,6 +28,7 @@ _BLOCK_Q = (64, 128, 256, 512)
 _BLOCK_K = (64, 128, 256, 512)
 #: Tasks of a backward pass for each thread, so that none waits long for the others.
 _TASKS_PER_THREAD = 2
+_LOG2_E = math.log2(math.e)
 
 
 def llvm(
@@ -59,7 +60,8 @@ def llvm(
     rows = ((0, 0), (0, 1), (0, 2), (2, 3))
     out, lse = compiler_sharded(attend, arrays, (rows, (rows[0], rows[2], rows[1])))
     if return_residual:
-        return out, lax.stop_gradient(lse.transpose(0, 2, 1).astype(query.dtype))
+        lse = lse.transpose(0, 2, 1) * math.log(2)
+        return out, lax.stop_gradient(lse.astype(query.dtype))
     return out
 
 
@@ -117,12 +119,12 @@ def _over_batch(function: Callable[..., tuple[Array, ...]]) -> Callable[..., tup
 
 
 def _forward(call: _Call, query: Array, key: Array, value: Array, *ranges: Array) -> Any:
-    from ..llvm.jit import machine
+    from ..llvm import jit
     from . import _llvm_forward as kernel
     from ._llvm_panels import Sizes
 
     batch, rows, heads, dim = query.shape
-    host = machine()
+    host = jit.machine()
     sizes = Sizes(
         head_dim=dim,
         value_dim=value.shape[3],
@@ -138,10 +140,10 @@ def _forward(call: _Call, query: Array, key: Array, value: Array, *ranges: Array
         statistic,
         _shaped(query, (sizes.threads, kernel.workspace(sizes, host)[1])),
     )
-    factor = jnp.full((1,), call.scale * math.log2(math.e), jnp.float32)
-    name = kernel_name(kernel.write, sizes)
+    factor = jnp.full((1,), call.scale * _LOG2_E, jnp.float32)
+    name = kernel_name(kernel.write, sizes, host)
     out, largest, total, _ = jax.ffi.ffi_call(name, outputs)(query, key, value, factor, *ranges)
-    return out, jnp.where(total == 0, -jnp.inf, (largest + jnp.log2(total)) * math.log(2))
+    return out, jnp.where(total == 0, -jnp.inf, largest + jnp.log2(total))
 
 
 def _shaped(like: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
@@ -153,12 +155,12 @@ def _backward(
     call: _Call, query: Array, key: Array, value: Array, out: Array, lse: Array,
     grad_out: Array, grad_lse: Array, *ranges: Array,
 ) -> Any:  # fmt: skip
-    from ..llvm.jit import machine
+    from ..llvm import jit
     from . import _llvm_backward as kernel
 
     batch, rows, heads, dim = query.shape
     columns, kv_heads, value_dim = value.shape[1:]
-    host = machine()
+    host = jit.machine()
     panels = -(-rows // host.width)
     threads = usable_cores()
     parts = min(panels, -(-threads * _TASKS_PER_THREAD // (batch * heads)))
@@ -180,10 +182,11 @@ def _backward(
     )
     delta = jnp.einsum("btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32))
     # 2^(score - inf) is 0: a row that saw no key gets no gradient.
-    base = jnp.where(lse == -jnp.inf, jnp.inf, lse * math.log2(math.e))
-    factors = jnp.array([call.scale * math.log2(math.e), call.scale], jnp.float32)
-    found = jax.ffi.ffi_call(kernel_name(kernel.write, sizes), outputs)(
-        query, key, value, grad_out, base, delta - grad_lse, factors, *ranges
+    base = jnp.where(lse == -jnp.inf, jnp.inf, lse)
+    delta = delta - grad_lse * _LOG2_E
+    factors = jnp.array([call.scale * _LOG2_E, call.scale], jnp.float32)
+    found = jax.ffi.ffi_call(kernel_name(kernel.write, sizes, host), outputs)(
+        query, key, value, grad_out, base, delta, factors, *ranges
     )
     grad_key, grad_value = (summed.sum(3).astype(query.dtype) for summed in found[1:3])
     return found[0], grad_key, grad_value
@@ -193,6 +196,7 @@ def _backward(
 def _attend(
     call: _Call, query: Array, key: Array, value: Array, q_lengths: Any, kv_lengths: Any
 ) -> tuple[Array, Array]:
+    """Attention, and the log-sum-exp in base 2, [B, N, T]."""
     ranges = call.ranges(query, key, q_lengths, kv_lengths)
     function = _over_batch(functools.partial(_forward, call))
     out, lse = function(query, key, value, *ranges)
@@ -239,7 +243,7 @@ def _gradients_bwd(call: _Call, residuals: Any, grads: Any) -> tuple[Any, None]:
         given = (query, key, value, None, None, lengths[0], kv_lengths)
         return plain_backward(
             layout, plain.scale, plain.compute(query), plain.exp, given,
-            (out, lse), (grad_out, grad_lse),
+            (out, lse * math.log(2)), (grad_out, grad_lse * _LOG2_E),
         )[:3]  # fmt: skip
 
     _, back = jax.vjp(gradients, *arrays)

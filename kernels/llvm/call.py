@@ -23,7 +23,7 @@ def missing() -> str | None:
 
 
 @functools.cache
-def kernel_name(write: Callable[..., Any], sizes: Any) -> str:
+def kernel_name(write: Callable[..., Any], sizes: Any, machine: Any) -> str:
     """The name by which XLA calls the kernel that ``write(sizes, machine, name)`` writes.
 
     The first call compiles it, a second or less. Equal sizes give one kernel, whose
@@ -31,7 +31,6 @@ def kernel_name(write: Callable[..., Any], sizes: Any) -> str:
     """
     from . import jit
 
-    machine = jit.machine()
     mark = hashlib.sha256(repr((sizes, machine)).encode()).hexdigest()[:16]
     name = f"shapetune_{write.__module__.rpartition('.')[2].strip('_')}_{mark}"
     address = jit.compile_module(write(sizes, machine, name), name)

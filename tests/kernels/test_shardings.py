@@ -35,6 +35,13 @@ def _attend_unbiased(query, key, value, bias, lengths):
     return _attend(query * bias.std(), key, value, None, lengths)
 
 
+def _attend_by_llvm(query, key, value, bias, lengths):
+    return attention(
+        query * bias.std(), key, value, is_causal=True, key_value_seq_lengths=lengths,
+        implementation="llvm",
+    )  # fmt: skip
+
+
 def _recur(name):
     def call(query, key, value, bias, lengths):
         query = query * bias.std()
@@ -43,7 +50,7 @@ def _recur(name):
     return call
 
 
-FUNCTIONS = (_attend, _attend_unbiased, _recur("chunked"), _recur("scan"))
+FUNCTIONS = (_attend, _attend_unbiased, _attend_by_llvm, _recur("chunked"), _recur("scan"))
 
 
 def _values(function, arrays):
