@@ -13,17 +13,19 @@ __all__ = ["attention", "flex_attention"]
 #: Scores of so many bytes (see ``xla.scores_bytes``) leave the caches, and blocks pay.
 _BLOCKS_PAY_ON_CPU = 2**24
 _BLOCKS_PAY_ON_GPU = 2**25
+#: Our own kernels on a CPU pay sooner; below, XLA's are left, which forward mode goes through.
+_KERNELS_PAY_ON_CPU = 2**20
 #: With fewer queries than these most lanes of a panel are empty, and XLA is as fast.
 _PANELS_PAY = 8
 
 
 def _heuristic(problem: Problem, device: Device) -> Candidate:
-    """The vendor's kernel where there is one, or our own on a CPU; else plain XLA while the
-    scores are small, and a kernel that never holds them all once they are not."""
-    pays = _BLOCKS_PAY_ON_CPU if device.platform == "cpu" else _BLOCKS_PAY_ON_GPU
-    large = xla.scores_bytes(problem) >= pays
+    """The vendor's kernel where there is one; else plain XLA while the scores are
+    small, and a kernel that never holds them all once they are not."""
+    size = xla.scores_bytes(problem)
+    large = size >= (_BLOCKS_PAY_ON_CPU if device.platform == "cpu" else _BLOCKS_PAY_ON_GPU)
     order = [cudnn]
-    order += [llvm] if problem.seq >= _PANELS_PAY else []
+    order += [llvm] if size >= _KERNELS_PAY_ON_CPU and problem.seq >= _PANELS_PAY else []
     order += [pallas_mha, blockwise, xla] if large else [xla, pallas_mha, blockwise]
     for module in order:
         one = module.IMPLEMENTATION

@@ -6,35 +6,24 @@ are computed again, block of keys by block of keys.
 
 from __future__ import annotations
 
-import dataclasses
-
 from llvmlite import ir
 
 from ..llvm.code import F32, Code, Machine, Value
 from ..llvm.ffi import Buffer, handler
 from ..llvm.product import Sum
-from ..llvm.vectors import exp2, store
+from ..llvm.vectors import store
 from ._llvm_panels import Panels, Sizes, padded, places
 
 
-@dataclasses.dataclass(frozen=True)
-class BackwardSizes(Sizes):
-    """What a backward kernel is compiled for; ``panels`` are those of a task.
+def workspace(sizes: Sizes, machine: Machine, panels: int) -> tuple[dict[str, int], int]:
+    """The parts of a thread's scratch memory, and its size, in floats.
 
-    Attributes:
-        parts: Tasks that share the queries of a head, each every ``parts``-th panel.
+    ``panels`` are those of a task; no part begins elsewhere for them.
     """
-
-    parts: int = 1
-
-
-def workspace(sizes: BackwardSizes, machine: Machine) -> tuple[dict[str, int], int]:
-    """The parts of a thread's scratch memory, and its size, in floats."""
     width = machine.vectors * machine.lanes
     dim, value_dim = padded(sizes.head_dim, machine), padded(sizes.value_dim, machine)
     return places(
         {
-            "grad_queries": sizes.panels * dim * width,
             "queries": dim * width,
             "grad_outs": value_dim * width,
             "query_rows": width * dim,
@@ -47,25 +36,27 @@ def workspace(sizes: BackwardSizes, machine: Machine) -> tuple[dict[str, int], i
             "slopes": sizes.block_k * width,
             "ranges": 3 * width,
             "statistics": 2 * width,
+            "grad_queries": panels * dim * width,
         }
     )
 
 
-def write(sizes: BackwardSizes, machine: Machine, name: str) -> ir.Module:
+def write(sizes: Sizes, machine: Machine, name: str) -> ir.Module:
     """An LLVM module with the handler ``name``.
 
     Its arguments: query [B, T, N, H], key [B, S, K, H], value [B, S, K, Hv], the gradient of
-    out [B, T, N, Hv], the log-sum-exp in base 2 and delta [B, N, T], the factors of the
-    scores times log2(e) and of the gradients [2], and of the keys that each query sees the
+    out [B, T, N, Hv], the log-sum-exp in base 2 and delta [B, N, T], the factor of the
+    scores [1], and of the keys that each query sees the
     first and the end, int32 [B, T]. Its results: the gradient of query [B, T, N, H]; what
-    each part of each head adds to those of key and value, float32 [B, S, K, P, H] and
-    [B, S, K, P, Hv], where P is N / K times ``parts``; and the workspace [threads, size].
+    each task adds to those of key and value, float32 [B, S, K, P, H] and [B, S, K, P, Hv];
+    and the workspace [threads, size]. P / (N / K) tasks share the queries of a head, each
+    has its panels at equal distances.
     """
     module = ir.Module(name)
 
     def tasks(code: Code, buffers: list[Buffer]) -> Value:
-        batch, _, heads, _ = buffers[0].dims
-        return code.mul(code.mul(batch, heads), sizes.parts)
+        batch, _, kv_heads, summands, _ = buffers[10].dims
+        return code.mul(code.mul(batch, kv_heads), summands)
 
     def body(code: Code, buffers: list[Buffer], task: Value, thread: Value) -> None:
         _Backward(code, sizes, buffers, task, thread).write()
@@ -79,36 +70,35 @@ class _Backward:
     """Writes the code of one task."""
 
     def __init__(
-        self, code: Code, sizes: BackwardSizes, buffers: list[Buffer], task: Value, thread: Value
+        self, code: Code, sizes: Sizes, buffers: list[Buffer], task: Value, thread: Value
     ) -> None:
         self.code, self.sizes, self.builder = code, sizes, code.builder
         self.query, self.key, self.value, self.grad_out = buffers[:4]
-        self.lse, self.delta, factors, low, high = buffers[4:9]
+        self.lse, self.delta, factor, low, high = buffers[4:9]
         self.grad_query, self.grad_key, self.grad_value, work = buffers[9:]
         _, length, heads, _ = self.query.dims
         _, kv_length, kv_heads, _ = self.key.dims
-        starts, size = workspace(sizes, code.machine)
-        base = code.at(work.data, code.mul(thread, size))
+        starts, _ = workspace(sizes, code.machine, 0)
+        base = code.at(work.data, code.mul(thread, work.dims[1]))
         self.scratch = {part: code.at(base, start) for part, start in starts.items()}
-        self.part = code.rem(task, sizes.parts)
-        pair = code.div(task, sizes.parts)
-        batch, head = code.div(pair, heads), code.rem(pair, heads)
         group = code.div(heads, kv_heads)
+        self.parts = code.div(self.grad_key.dims[3], group)
+        self.part = code.rem(task, self.parts)
+        pair = code.div(task, self.parts)
+        batch, head = code.div(pair, heads), code.rem(pair, heads)
         #: Which of the sums for a head of keys this task gives.
-        self.summand = code.add(code.mul(code.rem(head, group), sizes.parts), self.part)
+        self.summand = code.add(code.mul(code.rem(head, group), self.parts), self.part)
         self.panels = Panels(
             code, sizes, batch, head, code.div(head, group), low, high,
             length, kv_length, heads, kv_heads, self.scratch,
         )  # fmt: skip
-        self.factor, self.scale = (
-            code.splat(code.load(code.at(factors.data, n), F32)) for n in range(2)
-        )
+        self.factor = code.splat(code.load(factor.data, F32))
 
     def write(self) -> None:
         code, sizes, panels, scratch = self.code, self.sizes, self.panels, self.scratch
         all_panels = code.ceil(panels.length, panels.width)
         # Panels part, part + parts, …: under a causal mask all parts have as much to do.
-        count = code.ceil(code.most(code.sub(all_panels, self.part), 0), sizes.parts)
+        count = code.ceil(code.most(code.sub(all_panels, self.part), 0), self.parts)
         panel_size = panels.dim * panels.width
         panels.fill(scratch["grad_queries"], code.mul(count, panel_size), 0.0)
         with code.loop(0, panels.kv_length, sizes.block_k) as start:
@@ -119,10 +109,10 @@ class _Backward:
             panels.fill(scratch["grad_values"], code.mul(keys, panels.value_dim), 0.0)
             with code.loop(0, count) as panel:
                 self._tile(panel, start, keys)
-            self._store_keys("grad_keys", self.grad_key, start, keys, sizes.head_dim, self.scale)
+            self._store_keys("grad_keys", self.grad_key, start, keys, sizes.head_dim, self.factor)
             self._store_keys("grad_values", self.grad_value, start, keys, sizes.value_dim, None)
         factors = scratch["statistics"]
-        panels.fill(factors, panels.width, self.scale)
+        panels.fill(factors, panels.width, self.factor)
         with code.loop(0, count) as panel:
             source = code.at(scratch["grad_queries"], code.mul(panel, panel_size))
             panels.store_panel(
@@ -131,7 +121,7 @@ class _Backward:
 
     def _first_query(self, panel: Value) -> Value:
         code = self.code
-        number = code.add(code.mul(panel, self.sizes.parts), self.part)
+        number = code.add(code.mul(panel, self.parts), self.part)
         return code.mul(number, self.panels.width)
 
     def _tile(self, panel: Value, start: Value, count: Value) -> None:
@@ -192,7 +182,7 @@ class _Backward:
         with code.loop(0, rows) as row:
             for vector in range(panels.vectors):
                 score, slope = self._places(row, vector)
-                power = exp2(code, builder.fsub(code.load_vector(score), kept[vector]))
+                power = panels.power(code.load_vector(score), kept[vector])
                 code.store_vector(power, score)
                 change = builder.fsub(code.load_vector(slope), kept[panels.vectors + vector])
                 code.store_vector(builder.fmul(power, change), slope)

@@ -5,19 +5,32 @@ FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691), algorithm 1.
 
 from __future__ import annotations
 
+import dataclasses
+
 from llvmlite import ir
 
 from ..llvm.code import F32, Code, Machine, Value
 from ..llvm.ffi import Buffer, handler
 from ..llvm.product import Sum
 from ..llvm.vectors import exp2, lanes_below, store
-from ._llvm_panels import Panels, Sizes, padded, places
+from ._llvm_panels import LOG2_E, Panels, Sizes, padded, places
 
 #: Below every score; finite, so that a difference of two is a number.
 LOWEST = -1e30
 
 
-def workspace(sizes: Sizes, machine: Machine) -> tuple[dict[str, int], int]:
+@dataclasses.dataclass(frozen=True)
+class ForwardSizes(Sizes):
+    """What a forward kernel is compiled for.
+
+    Attributes:
+        panels: Panels of a block of queries.
+    """
+
+    panels: int
+
+
+def workspace(sizes: ForwardSizes, machine: Machine) -> tuple[dict[str, int], int]:
     """The parts of a thread's scratch memory, and its size, in floats."""
     width = machine.vectors * machine.lanes
     dim, value_dim = padded(sizes.head_dim, machine), padded(sizes.value_dim, machine)
@@ -37,13 +50,13 @@ def workspace(sizes: Sizes, machine: Machine) -> tuple[dict[str, int], int]:
     )
 
 
-def write(sizes: Sizes, machine: Machine, name: str) -> ir.Module:
+def write(sizes: ForwardSizes, machine: Machine, name: str) -> ir.Module:
     """An LLVM module with the handler ``name``.
 
     Its arguments: query [B, T, N, H], key [B, S, K, H], value [B, S, K, Hv], the factor of
-    the scores times log2(e) [1], and of the keys that each query sees the first and the end,
-    int32 [B, T]. Its results: out [B, T, N, Hv]; the largest score in base 2 and the sum of
-    the powers beside it, [B, N, T]; and the workspace [threads, size].
+    the scores [1], and of the keys that each query sees the first and the end, int32 [B, T].
+    Its results: out [B, T, N, Hv]; the largest score times log2(e) and the sum of the powers
+    beside it, [B, N, T]; and the workspace [threads, size].
     """
     module = ir.Module(name)
 
@@ -63,7 +76,7 @@ class _Forward:
     """Writes the code of one task."""
 
     def __init__(
-        self, code: Code, sizes: Sizes, buffers: list[Buffer], task: Value, thread: Value
+        self, code: Code, sizes: ForwardSizes, buffers: list[Buffer], task: Value, thread: Value
     ) -> None:
         self.code, self.sizes, self.builder = code, sizes, code.builder
         self.query, self.key, self.value, factor, low, high = buffers[:6]
@@ -181,28 +194,34 @@ class _Forward:
         """Powers of the scores in place, their sums, and the factors of what was summed."""
         code, builder = self.code, self.builder
         totals = self._vectors("totals", panel)
-        largest, starts = [], []
+        largest, kept = [], []
         for vector, place in enumerate(self._vectors("largest", panel)):
             factors = code.at(self.scratch["factors"], vector * self.panels.lanes)
             before = code.load_vector(place)
-            now = code.maximum(code.load_vector(factors), before)
+            block = builder.fmul(code.load_vector(factors), code.constant(LOG2_E))
+            now = code.maximum(block, before)
             code.store_vector(now, place)
             factor = exp2(code, builder.fsub(before, now))
+            # Exactly 1 where it is: a rounding would add up over the blocks.
+            same = builder.fcmp_ordered("==", before, now)
+            factor = builder.select(same, code.constant(1.0), factor)
             code.store_vector(factor, factors)
             largest.append(now)
-            starts.append(builder.fmul(code.load_vector(totals[vector]), factor))
+            kept.append(builder.fmul(code.load_vector(totals[vector]), factor))
 
         def step(row: Value, sums: list[Value]) -> list[Value]:
             found = []
             for vector, total in enumerate(sums):
                 place = self._score(row, vector)
-                power = exp2(code, builder.fsub(code.load_vector(place), largest[vector]))
+                power = self.panels.power(code.load_vector(place), largest[vector])
                 code.store_vector(power, place)
                 found.append(builder.fadd(total, power))
             return found
 
-        for place, total in zip(totals, code.fold(0, rows, 1, starts, step), strict=True):
-            code.store_vector(total, place)
+        # A block's own sums first: beside a large power many small ones would be lost.
+        sums = code.fold(0, rows, 1, [code.constant(0.0)] * len(kept), step)
+        for place, before, added in zip(totals, kept, sums, strict=True):
+            code.store_vector(builder.fadd(before, added), place)
 
     def _end(self, panel: Value) -> None:
         """Writes a panel's rows of out, divided by their sums, and its statistics."""

@@ -9,14 +9,16 @@ read in the order in which they lie in memory.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from ..llvm.code import I32, I64, Code, Machine, Value
 from ..llvm.ffi import Buffer
 from ..llvm.product import Sum, product
-from ..llvm.vectors import element, lanes_below, load, store, transpose
+from ..llvm.vectors import element, exp2, lanes_below, load, store, transpose
 
+LOG2_E = math.log2(math.e)
 #: Beyond every key.
 _NO_KEY = 2**31 - 1
 #: Numbers kept of a panel: its least first key and largest end, largest first and least end.
@@ -31,7 +33,6 @@ class Sizes:
         head_dim: Of queries and keys.
         value_dim: Of values.
         dtype: Of the arrays.
-        panels: Panels of a block of queries.
         block_k: Keys of a block.
         threads: The most threads that take part.
     """
@@ -39,7 +40,6 @@ class Sizes:
     head_dim: int
     value_dim: int
     dtype: str
-    panels: int
     block_k: int
     threads: int
 
@@ -146,7 +146,12 @@ class Panels:
     # Reading and writing.
 
     def load_panel(
-        self, array: Buffer, first: Value, size: int, target: Value, factor: Value | None = None
+        self,
+        array: Buffer,
+        first: Value,
+        size: int,
+        target: Value,
+        factor: Value | None = None,
     ) -> None:
         """Writes queries ``first`` … of an array [B, T, N, size] as [size, queries]."""
         code, kind = self.code, element(self.sizes.dtype)
@@ -276,6 +281,15 @@ class Panels:
             builder.icmp_signed(">", code.add(start, stop), first_end),
         )
         return skipped, code.sub(stop, skipped), hidden
+
+    def power(self, score: Value, base: Value) -> Value:
+        """exp(score - base · ln 2), the base being in base 2 already.
+
+        Scores are natural: in base 2 their rounding would be larger.
+        """
+        code = self.code
+        negative = code.builder.fneg(base)
+        return exp2(code, code.fma(score, code.constant(LOG2_E), negative))
 
     def seen(self, ranges: Value, vector: int, key: Value) -> Value:
         """Which queries of a vector see ``key``."""

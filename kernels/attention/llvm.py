@@ -28,6 +28,8 @@ _BLOCK_Q = (64, 128, 256, 512)
 _BLOCK_K = (64, 128, 256, 512)
 #: Tasks of a backward pass for each thread, so that none waits long for the others.
 _TASKS_PER_THREAD = 2
+#: Sums for one head of keys that tasks may make apart, each as large as the keys in float32.
+_MOST_SUMMANDS = 8
 _LOG2_E = math.log2(math.e)
 
 
@@ -121,11 +123,10 @@ def _over_batch(function: Callable[..., tuple[Array, ...]]) -> Callable[..., tup
 def _forward(call: _Call, query: Array, key: Array, value: Array, *ranges: Array) -> Any:
     from ..llvm import jit
     from . import _llvm_forward as kernel
-    from ._llvm_panels import Sizes
 
     batch, rows, heads, dim = query.shape
     host = jit.machine()
-    sizes = Sizes(
+    sizes = kernel.ForwardSizes(
         head_dim=dim,
         value_dim=value.shape[3],
         dtype=str(query.dtype),
@@ -140,7 +141,7 @@ def _forward(call: _Call, query: Array, key: Array, value: Array, *ranges: Array
         statistic,
         _shaped(query, (sizes.threads, kernel.workspace(sizes, host)[1])),
     )
-    factor = jnp.full((1,), call.scale * _LOG2_E, jnp.float32)
+    factor = jnp.full((1,), call.scale, jnp.float32)
     name = kernel_name(kernel.write, sizes, host)
     out, largest, total, _ = jax.ffi.ffi_call(name, outputs)(query, key, value, factor, *ranges)
     return out, jnp.where(total == 0, -jnp.inf, largest + jnp.log2(total))
@@ -157,36 +158,36 @@ def _backward(
 ) -> Any:  # fmt: skip
     from ..llvm import jit
     from . import _llvm_backward as kernel
+    from ._llvm_panels import Sizes
 
     batch, rows, heads, dim = query.shape
     columns, kv_heads, value_dim = value.shape[1:]
     host = jit.machine()
     panels = -(-rows // host.width)
     threads = usable_cores()
-    parts = min(panels, -(-threads * _TASKS_PER_THREAD // (batch * heads)))
-    sizes = kernel.BackwardSizes(
+    wanted = -(-threads * _TASKS_PER_THREAD // (batch * heads))
+    parts = max(1, min(panels, wanted, _MOST_SUMMANDS * kv_heads // heads))
+    sizes = Sizes(
         head_dim=dim,
         value_dim=value_dim,
         dtype=str(query.dtype),
-        panels=-(-panels // parts),
         block_k=call.block_k("block_k_bwd"),
         threads=threads,
-        parts=parts,
     )
     summands = heads // kv_heads * parts
     outputs = (
         _shaped(query, query.shape, query.dtype),
         _shaped(query, (batch, columns, kv_heads, summands, dim)),
         _shaped(query, (batch, columns, kv_heads, summands, value_dim)),
-        _shaped(query, (threads, kernel.workspace(sizes, host)[1])),
+        _shaped(query, (threads, kernel.workspace(sizes, host, -(-panels // parts))[1])),
     )
     delta = jnp.einsum("btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32))
     # 2^(score - inf) is 0: a row that saw no key gets no gradient.
     base = jnp.where(lse == -jnp.inf, jnp.inf, lse)
     delta = delta - grad_lse * _LOG2_E
-    factors = jnp.array([call.scale * _LOG2_E, call.scale], jnp.float32)
+    factor = jnp.full((1,), call.scale, jnp.float32)
     found = jax.ffi.ffi_call(kernel_name(kernel.write, sizes, host), outputs)(
-        query, key, value, grad_out, base, delta, factors, *ranges
+        query, key, value, grad_out, base, delta, factor, *ranges
     )
     grad_key, grad_value = (summed.sum(3).astype(query.dtype) for summed in found[1:3])
     return found[0], grad_key, grad_value

@@ -63,8 +63,8 @@ def check(arrays, bar=2e-5, **options):
     np.testing.assert_array_equal(np.isfinite(lse), sees)
     np.testing.assert_allclose(lse[sees], right_lse[sees], rtol=bar, atol=bar)
     expected = (right_out, *right[:3])
-    # Where terms cancel, their rounding is left: a hundredth of the largest stands in.
-    least = 1e-2 * max(np.abs(other).max() for other in expected)
+    # Where terms cancel, the rounding of sums of up to 80 products is left.
+    least = 0.1 * max(np.abs(other).max() for other in expected)
     for one, other in zip((out, *gradients), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=bar * max(np.abs(other).max(), least))
 
@@ -203,9 +203,9 @@ def test_one_query_is_left_to_xla_and_a_bias_or_mask_to_others():
         about = Problem.make("attention", **{"seq": 64, "dim": 64, **fields})
         return OP.heuristic(about, current_device()).implementation
 
-    assert chosen() == chosen(seq=4096, causal=True) == "llvm"
-    assert chosen(seq=1, kv_seq=64) == "xla"
-    assert chosen(features=("mask[ts]",)) == "xla"
+    assert chosen(seq=256) == chosen(seq=4096, causal=True) == "llvm"
+    assert chosen(seq=64) == chosen(seq=1, kv_seq=2**15) == "xla"
+    assert chosen(seq=256, features=("mask[ts]",)) == "xla"
     assert chosen(seq=4096, features=("bias[ts]",)) == "blockwise"
 
 
@@ -213,7 +213,7 @@ def test_without_llvmlite_others_serve_and_the_reason_says_what_to_install(monke
     monkeypatch.setattr(call.importlib.util, "find_spec", lambda name: None)
     call.missing.cache_clear()
     try:
-        about = Problem.make("attention", seq=64, dim=64)
+        about = Problem.make("attention", seq=256, dim=64)
         one = OP.implementation("llvm")
         assert "pip install 'shapetune[cpu]'" in one.supports(about, current_device())
         assert OP.heuristic(about, current_device()).implementation == "xla"
