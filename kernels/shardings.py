@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -24,6 +25,19 @@ def varying(tree: Any, *like: Any) -> Any:
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(lift, tree) if axes else tree
+
+
+def shaped(like: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """A result's shape, which varies over the manual mesh axes that ``like`` varies over."""
+    if not _axes(like):
+        return jax.ShapeDtypeStruct(shape, dtype)
+    kind = jax.typeof(like)
+    return jax.ShapeDtypeStruct(
+        shape,
+        dtype,
+        sharding=NamedSharding(kind.sharding.mesh, PartitionSpec(*(None for _ in shape))),
+        manual_axis_type=kind.manual_axis_type,
+    )
 
 
 def _axes(x: Any) -> frozenset[Any]:

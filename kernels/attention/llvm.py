@@ -20,7 +20,7 @@ from jax import Array, lax
 from ..device import usable_cores
 from ..llvm.call import kernel_name, missing
 from ..op import Config, Device, Implementation, Problem, Space
-from ..shardings import compiler_sharded, varying
+from ..shardings import compiler_sharded, shaped, varying
 from ._blockwise_backward import backward as plain_backward
 from .blockwise import Call as PlainCall
 
@@ -134,22 +134,17 @@ def _forward(call: _Call, query: Array, key: Array, value: Array, *ranges: Array
         block_k=call.block_k("block_k"),
         threads=usable_cores(),
     )
-    statistic = _shaped(query, (batch, heads, rows))
+    statistic = shaped(query, (batch, heads, rows))
     outputs = (
-        _shaped(query, (*query.shape[:3], sizes.value_dim), query.dtype),
+        shaped(query, (*query.shape[:3], sizes.value_dim), query.dtype),
         statistic,
         statistic,
-        _shaped(query, (sizes.threads, kernel.workspace(sizes, host)[1])),
+        shaped(query, (sizes.threads, kernel.workspace(sizes, host)[1])),
     )
     factor = jnp.full((1,), call.scale, jnp.float32)
     name = kernel_name(kernel.write, sizes, host)
     out, largest, total, _ = jax.ffi.ffi_call(name, outputs)(query, key, value, factor, *ranges)
     return out, jnp.where(total == 0, -jnp.inf, largest + jnp.log2(total))
-
-
-def _shaped(like: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    """A result's shape, which varies over the mesh axes that ``like`` varies over."""
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
 
 
 def _backward(
@@ -176,10 +171,10 @@ def _backward(
     )
     summands = heads // kv_heads * parts
     outputs = (
-        _shaped(query, query.shape, query.dtype),
-        _shaped(query, (batch, columns, kv_heads, summands, dim)),
-        _shaped(query, (batch, columns, kv_heads, summands, value_dim)),
-        _shaped(query, (threads, kernel.workspace(sizes, host, -(-panels // parts))[1])),
+        shaped(query, query.shape, query.dtype),
+        shaped(query, (batch, columns, kv_heads, summands, dim)),
+        shaped(query, (batch, columns, kv_heads, summands, value_dim)),
+        shaped(query, (threads, kernel.workspace(sizes, host, -(-panels // parts))[1])),
     )
     delta = jnp.einsum("btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32))
     # 2^(score - inf) is 0: a row that saw no key gets no gradient.
