@@ -14,8 +14,9 @@ tune: $(VENV)/installed
 	$(BIN)/shapetune demo
 
 test: $(VENV)/installed-dev
-	# One more process than processors: some tests wait for processes of their own.
-	SHAPETUNE_TEST_AOT=$(VENV)/aot $(BIN)/python -m pytest -n $(TEST_PROCESSES) tests
+	# One more process than processors: some tests wait for processes of their own; who has
+	# none left takes another's, as some tests take a hundred times as long as others.
+	SHAPETUNE_TEST_AOT=$(VENV)/aot $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal tests
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

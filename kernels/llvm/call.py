@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,29 +14,43 @@ import jax
 
 __all__ = ["kernel_name", "missing"]
 
+_KNOWN: dict[Any, str] = {}
+_LOCK = threading.Lock()
+#: Stands for a kernel's name in its text until that is known.
+_UNNAMED = "shapetune_kernel"
+
 
 @functools.cache
 def missing() -> str | None:
-    """Why kernels cannot be compiled here, or None."""
+    """Why kernels cannot be compiled or run here, or None."""
     if importlib.util.find_spec("llvmlite") is None:
         return "the package llvmlite is not installed; pip install 'shapetune[cpu]'"
-    return None
+    from . import jit
+
+    return jit.refusal()
 
 
-@functools.cache
 def kernel_name(write: Callable[..., Any], sizes: Any, machine: Any) -> str:
     """The name by which XLA calls the kernel that ``write(sizes, machine, name)`` writes.
 
-    The first call compiles it, a second or less. Equal sizes give one kernel, whose
-    name is the same in every process: XLA's compilation cache may keep it.
+    The first call compiles it, about half a second. Its name is made from its text: XLA's
+    compilation cache may keep it, and never calls another version of it.
     """
+    with _LOCK:
+        known = (write, sizes, machine)
+        if known not in _KNOWN:
+            _KNOWN[known] = _register(str(write(sizes, machine, _UNNAMED)))
+        return _KNOWN[known]
+
+
+def _register(text: str) -> str:
+    """Compiles a kernel and makes it known to XLA."""
     from . import jit
 
-    mark = hashlib.sha256(repr((sizes, machine)).encode()).hexdigest()[:16]
-    name = f"shapetune_{write.__module__.rpartition('.')[2].strip('_')}_{mark}"
-    address = jit.compile_module(write(sizes, machine, name), name)
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype = ctypes.py_object
-    new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    jax.ffi.register_ffi_target(name, new(address, None, None), platform="cpu")
+    name = f"shapetune_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    address = jit.compile_text(text.replace(_UNNAMED, name), name)
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype = ctypes.py_object
+    capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    jax.ffi.register_ffi_target(name, capsule(address, None, None), platform="cpu")
     return name

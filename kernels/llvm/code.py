@@ -126,7 +126,8 @@ class Code:
         return ir.Constant(self.integers, [number] * self.machine.lanes)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
-        return self.intrinsic("llvm.fma", (a, b, c))
+        """a · b + c, rounded once where the processor can."""
+        return self.intrinsic("llvm.fmuladd", (a, b, c))
 
     def maximum(self, a: Value, b: Value) -> Value:
         """The larger in each lane; ``b`` where either is not a number."""

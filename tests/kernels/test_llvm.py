@@ -23,8 +23,8 @@ from . import dense_attention
 from .agree import candidate, check_agrees
 
 OP = get_op("attention")
-#: Vectors as processors have them: AVX2, NEON, SSE, and none that exists (LLVM cuts it up).
-MACHINES = [Machine(8, 16), Machine(4, 32), Machine(4, 16), Machine(32, 32)]
+#: Vectors as other processors have them: AVX2, NEON, and none that exists (LLVM cuts it up).
+MACHINES = [Machine(8, 16), Machine(4, 32), Machine(32, 32)]
 
 
 def make(batch, rows, columns, heads, kv_heads, dim, value_dim=None, dtype="float32", seed=0):
@@ -220,6 +220,42 @@ def test_without_llvmlite_others_serve_and_the_reason_says_what_to_install(monke
     finally:
         monkeypatch.undo()
         call.missing.cache_clear()
+
+
+def test_a_processor_without_its_vectors_is_refused(monkeypatch):
+    about = Problem.make("attention", seq=256, dim=64)
+    for broken, reason in (("platform", "Windows"), ("features", "AVX2")):
+        with monkeypatch.context() as patch:
+            if broken == "platform":
+                patch.setattr(jit.sys, "platform", "win32")
+            else:
+                patch.setattr(jit.llvm, "get_host_cpu_features", dict)
+                patch.setattr(jit.llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
+            jit.refusal.cache_clear()
+            call.missing.cache_clear()
+            said = OP.implementation("llvm").supports(about, current_device())
+            assert reason in said
+    jit.refusal.cache_clear()
+    call.missing.cache_clear()
+
+
+def test_a_kernel_has_the_same_name_in_every_process_and_another_for_other_code():
+    code = (
+        "from shapetune.kernels.attention import _llvm_forward as kernel\n"
+        "from shapetune.kernels.llvm import call, code\n"
+        "sizes = kernel.ForwardSizes(8, 8, 'float32', 64, 1, 1)\n"
+        "print(call.kernel_name(kernel.write, sizes, code.Machine(8, 16)))\n"
+        "print(call.kernel_name(kernel.write, sizes, code.Machine(4, 32)))\n"
+    )
+    names = [
+        subprocess.run(
+            [sys.executable, "-c", code], env=dict(os.environ), check=True, timeout=120,
+            capture_output=True, text=True,
+        ).stdout.split()
+        for _ in range(2)
+    ]  # fmt: skip
+    assert names[0] == names[1]
+    assert len(set(names[0])) == 2
 
 
 def test_importing_the_package_does_not_import_llvmlite():
