@@ -27,6 +27,7 @@ from ..cache.places import (
 from ..cache.record_set import RecordSet
 from .decision import Settings, decide, versions
 from .device import current_device
+from .llvm.call import missing as llvm_missing
 from .misses import Missed, costliest
 from .op import get_op, ops
 
@@ -56,6 +57,7 @@ def check_up(places: Sequence[Place] | None = None) -> list[Finding]:
         Finding("versions", f"shapetune {__version__}, jax {jax.__version__}"),
         Finding("device", f"{device.name}, {device.platform} {device.capability}".rstrip()),
     ]
+    found += _kernels(device)
     try:
         places = read_path() if places is None else places
         settings = Settings.from_environment()
@@ -77,6 +79,16 @@ def check_up(places: Sequence[Place] | None = None) -> list[Finding]:
     found += _records(records, device, settings)
     found += _misses(places, records, device)
     return found
+
+
+def _kernels(device: Device) -> list[Finding]:
+    """Kernels for this kind of device that are not to be had."""
+    reason = llvm_missing() if device.platform == "cpu" else None
+    if reason is None:
+        return []
+    remedy = "pip install 'shapetune[cpu]'" if "not installed" in reason else ""
+    text = f"attention goes without its fastest kernels for CPUs: {reason.partition(';')[0]}"
+    return [Finding("kernels", text, remedy)]
 
 
 def _environment() -> list[Finding]:

@@ -15,8 +15,8 @@ from ..llvm.product import Sum
 from ..llvm.vectors import exp2, lanes_below, store
 from ._llvm_panels import LOG2_E, Panels, Sizes, padded, places
 
-#: Below every score; finite, so that a difference of two is a number.
-LOWEST = -1e30
+#: Below every score that is a number; finite, so that its difference to itself is 0.
+LOWEST = -3e38
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import shapetune
 from shapetune.cache import Problem
-from shapetune.kernels import current_device, get_op
+from shapetune.kernels import checkup, current_device, get_op
 from shapetune.kernels.attention import llvm
 from shapetune.kernels.llvm import call, jit
 from shapetune.kernels.llvm.code import Machine
@@ -261,3 +261,15 @@ def test_a_kernel_has_the_same_name_in_every_process_and_another_for_other_code(
 def test_importing_the_package_does_not_import_llvmlite():
     code = "import sys, shapetune, shapetune.kernels; sys.exit('llvmlite' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=True, timeout=120)
+
+
+def test_doctor_says_what_to_install(monkeypatch, tmp_path):
+    def said():
+        return [one for one in checkup.check_up([tmp_path]) if one.topic == "kernels"]
+
+    assert said() == []
+    reason = "the package llvmlite is not installed; pip install 'shapetune[cpu]'"
+    monkeypatch.setattr(checkup, "llvm_missing", lambda: reason)
+    (finding,) = said()
+    assert "llvmlite is not installed" in finding.text
+    assert finding.remedy == "pip install 'shapetune[cpu]'"
