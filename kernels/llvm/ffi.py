@@ -17,9 +17,11 @@ from .code import I8, I32, I64, PTR, Code, Machine, Value
 #: Offsets in bytes: of XLA_FFI_CallFrame, _Buffer, _Api and the structures of their arguments.
 _FRAME_EXTENSION, _FRAME_API, _FRAME_CONTEXT, _FRAME_ARGS, _FRAME_RETS = 8, 16, 24, 72, 112
 _BUFFER_DATA, _BUFFER_DIMS = 24, 40
-_API_MAJOR, _API_ERROR_DESTROY, _API_SCHEDULE = 32, 64, 136
+_API_ERROR_DESTROY, _API_SCHEDULE = 64, 136
 _EXTENSION_TYPE, _EXTENSION_METADATA, _METADATA_EXTENSION = 8, 24, 1
-_METADATA_MAJOR = 24
+_METADATA_VERSION_TRAITS = (24, 28, 32)
+#: Of the interface, as in jaxlib 0.10.
+_VERSION = (0, 3)
 
 #: Words of a job: tasks taken, tasks done, threads that may still look at it, tasks in all,
 #: threads that have joined, then one per argument.
@@ -77,7 +79,7 @@ def handler(
     with code.when(builder.icmp_unsigned("!=", extension, PTR(None))):
         kind = code.load(code.at(extension, _EXTENSION_TYPE, I8), I32)
         with code.when(builder.icmp_signed("==", kind, I32(_METADATA_EXTENSION))):
-            _describe(code, frame, _pointer(code, extension, _EXTENSION_METADATA))
+            _describe(code, _pointer(code, extension, _EXTENSION_METADATA))
             builder.ret(PTR(None))
     words = [_raw_buffer(code, frame, _FRAME_ARGS, n, rank) for n, rank in enumerate(ranks[0])]
     words += [_raw_buffer(code, frame, _FRAME_RETS, n, rank) for n, rank in enumerate(ranks[1])]
@@ -188,13 +190,10 @@ def _wait(code: Code, address: Value, count: Value) -> None:
     builder.position_at_end(end)
 
 
-def _describe(code: Code, frame: Value, metadata: Value) -> None:
-    """Answers which version of the interface this is: the caller's own."""
-    api = _pointer(code, frame, _FRAME_API)
-    for part in (0, 4):
-        version = code.load(code.at(api, _API_MAJOR + part, I8), I32)
-        code.store(version, code.at(metadata, _METADATA_MAJOR + part, I8))
-    code.store(I32(0), code.at(metadata, 32, I8))
+def _describe(code: Code, metadata: Value) -> None:
+    """Answers which version of the interface this is written for; XLA refuses one too old."""
+    for offset, number in zip(_METADATA_VERSION_TRAITS, (*_VERSION, 0), strict=True):
+        code.store(I32(number), code.at(metadata, offset, I8))
 
 
 def _raw_buffer(code: Code, frame: Value, offset: int, number: int, rank: int) -> Buffer:
