@@ -12,33 +12,28 @@ from ..llvm.code import F32, Code, Machine, Value
 from ..llvm.ffi import Buffer, handler
 from ..llvm.product import Sum
 from ..llvm.vectors import store
-from ._llvm_panels import Panels, Sizes, padded, places
+from ._llvm_panels import Panels, Part, Sizes, addresses, block_sizes, padded
 
 
-def workspace(sizes: Sizes, machine: Machine, panels: int) -> tuple[dict[str, int], int]:
-    """The parts of a thread's scratch memory, and its size, in floats.
-
-    ``panels`` are those of a task; no part begins elsewhere for them.
-    """
-    width = machine.vectors * machine.lanes
+def parts(sizes: Sizes, machine: Machine) -> dict[str, Part]:
+    """The parts of a thread's scratch memory."""
+    width = machine.width
     dim, value_dim = padded(sizes.head_dim, machine), padded(sizes.value_dim, machine)
-    return places(
-        {
-            "queries": dim * width,
-            "grad_outs": value_dim * width,
-            "query_rows": width * dim,
-            "grad_out_rows": width * value_dim,
-            "keys": sizes.block_k * dim,
-            "values": sizes.block_k * value_dim,
-            "grad_keys": sizes.block_k * dim,
-            "grad_values": sizes.block_k * value_dim,
-            "weights": sizes.block_k * width,
-            "slopes": sizes.block_k * width,
-            "ranges": 3 * width,
-            "statistics": 2 * width,
-            "grad_queries": panels * dim * width,
-        }
-    )
+    return {
+        "ranges": Part(rest=3 * width),
+        "statistics": Part(rest=2 * width),
+        "queries": Part(rest=dim * width),
+        "grad_outs": Part(rest=value_dim * width),
+        "query_rows": Part(rest=width * dim),
+        "grad_out_rows": Part(rest=width * value_dim),
+        "keys": Part(key=dim),
+        "values": Part(key=value_dim),
+        "grad_keys": Part(key=dim),
+        "grad_values": Part(key=value_dim),
+        "weights": Part(key=width),
+        "slopes": Part(key=width),
+        "grad_queries": Part(panel=dim * width),
+    }
 
 
 def write(sizes: Sizes, machine: Machine, name: str) -> ir.Module:
@@ -46,8 +41,8 @@ def write(sizes: Sizes, machine: Machine, name: str) -> ir.Module:
 
     Its arguments: query [B, T, N, H], key [B, S, K, H], value [B, S, K, Hv], the gradient of
     out [B, T, N, Hv], the log-sum-exp in base 2 and delta [B, N, T], the factor of the
-    scores [1], and of the keys that each query sees the
-    first and the end, int32 [B, T]. Its results: the gradient of query [B, T, N, H]; what
+    scores [1], panels of a task and keys of a block, int32 [2], and of the keys that each query
+    sees the first and the end, int32 [B, T]. Its results: the gradient of query [B, T, N, H]; what
     each task adds to those of key and value, float32 [B, S, K, P, H] and [B, S, K, P, Hv];
     and the workspace [threads, size]. P / (N / K) tasks share the queries of a head, each
     has its panels at equal distances.
@@ -55,14 +50,14 @@ def write(sizes: Sizes, machine: Machine, name: str) -> ir.Module:
     module = ir.Module(name)
 
     def tasks(code: Code, buffers: list[Buffer]) -> Value:
-        batch, _, kv_heads, summands, _ = buffers[10].dims
+        batch, _, kv_heads, summands, _ = buffers[11].dims
         return code.mul(code.mul(batch, kv_heads), summands)
 
     def body(code: Code, buffers: list[Buffer], task: Value, thread: Value) -> None:
         _Backward(code, sizes, buffers, task, thread).write()
 
-    ranks = ((4, 4, 4, 4, 3, 3, 1, 2, 2), (4, 5, 5, 2))
-    handler(module, machine, name, ranks, tasks, body, sizes.threads)
+    ranks = ((4, 4, 4, 4, 3, 3, 1, 1, 2, 2), (4, 5, 5, 2))
+    handler(module, machine, name, ranks, tasks, body)
     return module
 
 
@@ -74,13 +69,14 @@ class _Backward:
     ) -> None:
         self.code, self.sizes, self.builder = code, sizes, code.builder
         self.query, self.key, self.value, self.grad_out = buffers[:4]
-        self.lse, self.delta, factor, low, high = buffers[4:9]
-        self.grad_query, self.grad_key, self.grad_value, work = buffers[9:]
+        self.lse, self.delta, factor, blocks, low, high = buffers[4:10]
+        self.grad_query, self.grad_key, self.grad_value, work = buffers[10:]
         _, length, heads, _ = self.query.dims
         _, kv_length, kv_heads, _ = self.key.dims
-        starts, _ = workspace(sizes, code.machine, 0)
+        most, self.block_k = block_sizes(code, blocks)
         base = code.at(work.data, code.mul(thread, work.dims[1]))
-        self.scratch = {part: code.at(base, start) for part, start in starts.items()}
+        named = parts(sizes, code.machine)
+        self.scratch = addresses(code, base, named, most, self.block_k)
         group = code.div(heads, kv_heads)
         self.parts = code.div(self.grad_key.dims[3], group)
         self.part = code.rem(task, self.parts)
@@ -101,8 +97,8 @@ class _Backward:
         count = code.ceil(code.most(code.sub(all_panels, self.part), 0), self.parts)
         panel_size = panels.dim * panels.width
         panels.fill(scratch["grad_queries"], code.mul(count, panel_size), 0.0)
-        with code.loop(0, panels.kv_length, sizes.block_k) as start:
-            keys = code.least(sizes.block_k, code.sub(panels.kv_length, start))
+        with code.loop(0, panels.kv_length, self.block_k) as start:
+            keys = code.least(self.block_k, code.sub(panels.kv_length, start))
             panels.load_keys(self.key, start, keys, sizes.head_dim, scratch["keys"])
             panels.load_keys(self.value, start, keys, sizes.value_dim, scratch["values"])
             panels.fill(scratch["grad_keys"], code.mul(keys, panels.dim), 0.0)

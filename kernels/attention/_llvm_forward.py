@@ -5,56 +5,42 @@ FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691), algorithm 1.
 
 from __future__ import annotations
 
-import dataclasses
-
 from llvmlite import ir
 
 from ..llvm.code import F32, Code, Machine, Value
 from ..llvm.ffi import Buffer, handler
 from ..llvm.product import Sum
 from ..llvm.vectors import exp2, lanes_below, store
-from ._llvm_panels import LOG2_E, Panels, Sizes, padded, places
+from ._llvm_panels import LOG2_E, Panels, Part, Sizes, addresses, block_sizes, padded
 
 #: Below every score that is a number; finite, so that its difference to itself is 0.
 LOWEST = -3e38
 
 
-@dataclasses.dataclass(frozen=True)
-class ForwardSizes(Sizes):
-    """What a forward kernel is compiled for.
-
-    Attributes:
-        panels: Panels of a block of queries.
-    """
-
-    panels: int
-
-
-def workspace(sizes: ForwardSizes, machine: Machine) -> tuple[dict[str, int], int]:
-    """The parts of a thread's scratch memory, and its size, in floats."""
-    width = machine.vectors * machine.lanes
+def parts(sizes: Sizes, machine: Machine) -> dict[str, Part]:
+    """The parts of a thread's scratch memory."""
+    width = machine.width
     dim, value_dim = padded(sizes.head_dim, machine), padded(sizes.value_dim, machine)
-    return places(
-        {
-            "queries": sizes.panels * dim * width,
-            "keys": sizes.block_k * dim,
-            "values": sizes.block_k * value_dim,
-            "scores": sizes.block_k * width,
-            "sums": sizes.panels * value_dim * width,
-            "ranges": sizes.panels * (3 * width),
-            "largest": sizes.panels * width,
-            "totals": sizes.panels * width,
-            # Of one block: its largest, then the factors of what was summed before.
-            "factors": width,
-        }
-    )
+    return {
+        "ranges": Part(panel=3 * width),
+        "queries": Part(panel=dim * width),
+        "keys": Part(key=dim),
+        "values": Part(key=value_dim),
+        "scores": Part(key=width),
+        "sums": Part(panel=value_dim * width),
+        "largest": Part(panel=width),
+        "totals": Part(panel=width),
+        # Of one block: its largest, then the factors of what was summed before.
+        "factors": Part(rest=width),
+    }
 
 
-def write(sizes: ForwardSizes, machine: Machine, name: str) -> ir.Module:
+def write(sizes: Sizes, machine: Machine, name: str) -> ir.Module:
     """An LLVM module with the handler ``name``.
 
     Its arguments: query [B, T, N, H], key [B, S, K, H], value [B, S, K, Hv], the factor of
-    the scores [1], and of the keys that each query sees the first and the end, int32 [B, T].
+    the scores [1], panels of a task and keys of a block, int32 [2], and of the keys that each
+    query sees the first and the end, int32 [B, T].
     Its results: out [B, T, N, Hv]; the largest score times log2(e) and the sum of the powers
     beside it, [B, N, T]; and the workspace [threads, size].
     """
@@ -62,13 +48,13 @@ def write(sizes: ForwardSizes, machine: Machine, name: str) -> ir.Module:
 
     def tasks(code: Code, buffers: list[Buffer]) -> Value:
         batch, length, heads, _ = buffers[0].dims
-        block = sizes.panels * machine.vectors * machine.lanes
+        block = code.mul(block_sizes(code, buffers[4])[0], machine.width)
         return code.mul(code.mul(batch, heads), code.ceil(length, block))
 
     def body(code: Code, buffers: list[Buffer], task: Value, thread: Value) -> None:
         _Forward(code, sizes, buffers, task, thread).write()
 
-    handler(module, machine, name, ((4, 4, 4, 1, 2, 2), (4, 3, 3, 2)), tasks, body, sizes.threads)
+    handler(module, machine, name, ((4, 4, 4, 1, 1, 2, 2), (4, 3, 3, 2)), tasks, body)
     return module
 
 
@@ -76,21 +62,24 @@ class _Forward:
     """Writes the code of one task."""
 
     def __init__(
-        self, code: Code, sizes: ForwardSizes, buffers: list[Buffer], task: Value, thread: Value
+        self, code: Code, sizes: Sizes, buffers: list[Buffer], task: Value, thread: Value
     ) -> None:
         self.code, self.sizes, self.builder = code, sizes, code.builder
-        self.query, self.key, self.value, factor, low, high = buffers[:6]
-        self.out, self.largest, self.total, work = buffers[6:]
+        self.query, self.key, self.value, factor, blocks, low, high = buffers[:7]
+        self.out, self.largest, self.total, work = buffers[7:]
         _, length, heads, _ = self.query.dims
         _, kv_length, kv_heads, _ = self.key.dims
-        starts, size = workspace(sizes, code.machine)
-        base = code.at(work.data, code.mul(thread, size))
-        self.scratch = {part: code.at(base, start) for part, start in starts.items()}
-        block = sizes.panels * code.machine.vectors * code.machine.lanes
-        blocks = code.ceil(length, block)
+        self.most, self.block_k = block_sizes(code, blocks)
+        base = code.at(work.data, code.mul(thread, work.dims[1]))
+        named = parts(sizes, code.machine)
+        self.scratch = addresses(code, base, named, self.most, self.block_k)
+        block = code.mul(self.most, code.machine.width)
+        blocks_of_head = code.ceil(length, block)
         # The last queries first: under a causal mask they see most keys.
-        self.first = code.mul(code.sub(code.sub(blocks, 1), code.rem(task, blocks)), block)
-        pair = code.div(task, blocks)
+        self.first = code.mul(
+            code.sub(code.sub(blocks_of_head, 1), code.rem(task, blocks_of_head)), block
+        )
+        pair = code.div(task, blocks_of_head)
         batch, head = code.div(pair, heads), code.rem(pair, heads)
         self.panels = Panels(
             code, sizes, batch, head, code.div(head, code.div(heads, kv_heads)), low, high,
@@ -101,7 +90,7 @@ class _Forward:
     def write(self) -> None:
         code, sizes, panels = self.code, self.sizes, self.panels
         left = code.ceil(code.sub(panels.length, self.first), panels.width)
-        count = code.least(left, sizes.panels)
+        count = code.least(left, self.most)
 
         def begin(panel: Value, carried: list[Value]) -> list[Value]:
             first, end = self._begin(panel)
@@ -109,8 +98,8 @@ class _Forward:
 
         limits = [code.sub(panels.kv_length, 0), code.index(0)]
         first, end = code.fold(0, count, 1, limits, begin)
-        with code.loop(first, end, sizes.block_k) as start:
-            keys = code.least(sizes.block_k, code.sub(end, start))
+        with code.loop(first, end, self.block_k) as start:
+            keys = code.least(self.block_k, code.sub(end, start))
             panels.load_keys(self.key, start, keys, sizes.head_dim, self.scratch["keys"])
             panels.load_keys(self.value, start, keys, sizes.value_dim, self.scratch["values"])
             with code.loop(0, count) as panel:

@@ -33,15 +33,11 @@ class Sizes:
         head_dim: Of queries and keys.
         value_dim: Of values.
         dtype: Of the arrays.
-        block_k: Keys of a block.
-        threads: The most threads that take part.
     """
 
     head_dim: int
     value_dim: int
     dtype: str
-    block_k: int
-    threads: int
 
 
 def padded(size: int, machine: Machine) -> int:
@@ -49,13 +45,43 @@ def padded(size: int, machine: Machine) -> int:
     return -(-size // machine.lanes) * machine.lanes
 
 
-def places(parts: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Where each part of a scratch memory begins, and its size, in floats; each on a line."""
-    starts, total = {}, 0
-    for name, size in parts.items():
-        starts[name] = total
-        total += -(-size // 16) * 16 + 16
-    return starts, total
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a thread's scratch memory: floats for each panel, for each key of a block,
+    and besides."""
+
+    panel: int = 0
+    key: int = 0
+    rest: int = 0
+
+
+Parts = Mapping[str, Part]
+
+
+def workspace_size(parts: Parts, panels: int, block_k: int) -> int:
+    """Floats of a thread's scratch memory; a multiple of 16."""
+    size = sum(one.panel * panels + one.key * block_k + one.rest for one in parts.values())
+    return -(-size // 16) * 16
+
+
+def addresses(
+    code: Code, base: Value, parts: Parts, panels: Value, block_k: Value
+) -> dict[str, Value]:
+    """Where each part begins."""
+    found, offset = {}, code.index(0)
+    for name, part in parts.items():
+        found[name] = code.at(base, offset)
+        size = code.add(code.mul(panels, part.panel), code.mul(block_k, part.key))
+        offset = code.add(offset, code.add(size, part.rest))
+    return found
+
+
+def block_sizes(code: Code, blocks: Buffer) -> tuple[Value, Value]:
+    """Panels of a task and keys of a block, from the int32 array [2] that holds them."""
+    first, second = (
+        code.builder.sext(code.load(code.at(blocks.data, n, I32), I32), I64) for n in range(2)
+    )
+    return first, second
 
 
 @dataclasses.dataclass

@@ -123,27 +123,25 @@ def _over_batch(function: Callable[..., tuple[Array, ...]]) -> Callable[..., tup
 def _forward(call: _Call, query: Array, key: Array, value: Array, *ranges: Array) -> Any:
     from ..llvm import jit
     from . import _llvm_forward as kernel
+    from ._llvm_panels import Sizes, workspace_size
 
     batch, rows, heads, dim = query.shape
     host = jit.machine()
-    sizes = kernel.ForwardSizes(
-        head_dim=dim,
-        value_dim=value.shape[3],
-        dtype=str(query.dtype),
-        panels=call.panels("block_q", rows, host.width),
-        block_k=call.block_k("block_k"),
-        threads=usable_cores(),
-    )
+    sizes = Sizes(head_dim=dim, value_dim=value.shape[3], dtype=str(query.dtype))
+    blocks = (call.panels("block_q", rows, host.width), call.block_k("block_k"))
+    scratch = workspace_size(kernel.parts(sizes, host), *blocks)
     statistic = shaped(query, (batch, heads, rows))
     outputs = (
         shaped(query, (*query.shape[:3], sizes.value_dim), query.dtype),
         statistic,
         statistic,
-        shaped(query, (sizes.threads, kernel.workspace(sizes, host)[1])),
+        shaped(query, (usable_cores(), scratch)),
     )
     factor = jnp.full((1,), call.scale, jnp.float32)
     name = kernel_name(kernel.write, sizes, host)
-    out, largest, total, _ = jax.ffi.ffi_call(name, outputs)(query, key, value, factor, *ranges)
+    out, largest, total, _ = jax.ffi.ffi_call(name, outputs)(
+        query, key, value, factor, jnp.array(blocks, jnp.int32), *ranges
+    )
     return out, jnp.where(total == 0, -jnp.inf, largest + jnp.log2(total))
 
 
@@ -153,7 +151,7 @@ def _backward(
 ) -> Any:  # fmt: skip
     from ..llvm import jit
     from . import _llvm_backward as kernel
-    from ._llvm_panels import Sizes
+    from ._llvm_panels import Sizes, workspace_size
 
     batch, rows, heads, dim = query.shape
     columns, kv_heads, value_dim = value.shape[1:]
@@ -162,19 +160,15 @@ def _backward(
     threads = usable_cores()
     wanted = -(-threads * _TASKS_PER_THREAD // (batch * heads))
     parts = max(1, min(panels, wanted, _MOST_SUMMANDS * kv_heads // heads))
-    sizes = Sizes(
-        head_dim=dim,
-        value_dim=value_dim,
-        dtype=str(query.dtype),
-        block_k=call.block_k("block_k_bwd"),
-        threads=threads,
-    )
+    sizes = Sizes(head_dim=dim, value_dim=value_dim, dtype=str(query.dtype))
+    blocks = (-(-panels // parts), call.block_k("block_k_bwd"))
+    scratch = workspace_size(kernel.parts(sizes, host), *blocks)
     summands = heads // kv_heads * parts
     outputs = (
         shaped(query, query.shape, query.dtype),
         shaped(query, (batch, columns, kv_heads, summands, dim)),
         shaped(query, (batch, columns, kv_heads, summands, value_dim)),
-        shaped(query, (threads, kernel.workspace(sizes, host, -(-panels // parts))[1])),
+        shaped(query, (threads, scratch)),
     )
     delta = jnp.einsum("btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32))
     # 2^(score - inf) is 0: a row that saw no key gets no gradient.
@@ -182,7 +176,7 @@ def _backward(
     delta = delta - grad_lse * _LOG2_E
     factor = jnp.full((1,), call.scale, jnp.float32)
     found = jax.ffi.ffi_call(kernel_name(kernel.write, sizes, host), outputs)(
-        query, key, value, grad_out, base, delta, factor, *ranges
+        query, key, value, grad_out, base, delta, factor, jnp.array(blocks, jnp.int32), *ranges
     )
     grad_key, grad_value = (summed.sum(3).astype(query.dtype) for summed in found[1:3])
     return found[0], grad_key, grad_value

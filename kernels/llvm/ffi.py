@@ -50,7 +50,6 @@ def handler(
     ranks: tuple[tuple[int, ...], tuple[int, ...]],
     tasks: Callable[[Code, list[Buffer]], Value],
     body: Callable[[Code, list[Buffer], Value, Value], None],
-    threads: int,
 ) -> None:
     """Adds to ``module`` an XLA FFI handler that runs tasks in parallel.
 
@@ -65,8 +64,8 @@ def handler(
         ranks: Number of axes of each argument and of each result.
         tasks: Writes the count of tasks, from the buffers.
         body: Writes one task: from the buffers (arguments, then results), its
-            number, and that of the thread that runs it, below ``threads``.
-        threads: The most threads that take part.
+            number, and that of the thread that runs it. The last result has a first
+            axis as long as threads may take part, and a row for each.
     """
     flat = (*ranks[0], *ranks[1])
     worker = _worker(module, machine, f"{name}.worker", flat, body)
@@ -88,7 +87,7 @@ def handler(
     job = builder.call(
         _libc(module, "malloc", PTR, [I64]), [I64(8 * (_FIRST + len(values) + _REQUEST))]
     )
-    helpers = code.most(code.sub(code.least(count, threads), 1), 0)
+    helpers = code.most(code.sub(code.least(count, words[-1].dims[0]), 1), 0)
     for word, value in (
         (_TAKEN, 0), (_DONE, 0), (_HOLDERS, code.add(helpers, 1)), (_TASKS, count), (_JOINED, 0),
         *enumerate(values, _FIRST),

@@ -242,8 +242,9 @@ def test_a_processor_without_its_vectors_is_refused(monkeypatch):
 def test_a_kernel_has_the_same_name_in_every_process_and_another_for_other_code():
     code = (
         "from shapetune.kernels.attention import _llvm_forward as kernel\n"
+        "from shapetune.kernels.attention._llvm_panels import Sizes\n"
         "from shapetune.kernels.llvm import call, code\n"
-        "sizes = kernel.ForwardSizes(8, 8, 'float32', 64, 1, 1)\n"
+        "sizes = Sizes(8, 8, 'float32')\n"
         "print(call.kernel_name(kernel.write, sizes, code.Machine(8, 16)))\n"
         "print(call.kernel_name(kernel.write, sizes, code.Machine(4, 32)))\n"
     )
