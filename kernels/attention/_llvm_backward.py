@@ -11,8 +11,8 @@ from llvmlite import ir
 from ..llvm.code import F32, Code, Machine, Value
 from ..llvm.ffi import Buffer, handler
 from ..llvm.product import Sum
-from ..llvm.vectors import store
-from ._llvm_panels import Panels, Part, Sizes, addresses, block_sizes, padded
+from ..llvm.vectors import exp2, store
+from ._llvm_panels import LOG2_E, Panels, Part, Sizes, addresses, block_sizes, padded
 
 
 def parts(sizes: Sizes, machine: Machine) -> dict[str, Part]:
@@ -178,7 +178,7 @@ class _Backward:
         with code.loop(0, rows) as row:
             for vector in range(panels.vectors):
                 score, slope = self._places(row, vector)
-                power = panels.power(code.load_vector(score), kept[vector])
+                power = self._power(code.load_vector(score), kept[vector])
                 code.store_vector(power, score)
                 change = builder.fsub(code.load_vector(slope), kept[panels.vectors + vector])
                 code.store_vector(builder.fmul(power, change), slope)
@@ -188,6 +188,13 @@ class _Backward:
         offset = code.add(code.mul(row, panels.width), vector * panels.lanes)
         weights, slopes = (self.scratch[part] for part in ("weights", "slopes"))
         return code.at(weights, offset), code.at(slopes, offset)
+
+    def _power(self, score: Value, base: Value) -> Value:
+        """exp(score - base · ln 2), at most 1, which only a rounding of the base exceeds."""
+        code, builder = self.code, self.builder
+        x = code.fma(score, code.constant(LOG2_E), builder.fneg(base))
+        none = code.constant(0.0)
+        return exp2(code, builder.select(builder.fcmp_ordered(">", x, none), none, x))
 
     def _hide(self, ranges: Value, begin: Value, rows: Value) -> None:
         """Keys that a query does not see have no weight."""

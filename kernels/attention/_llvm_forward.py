@@ -41,7 +41,7 @@ def write(sizes: Sizes, machine: Machine, name: str) -> ir.Module:
     Its arguments: query [B, T, N, H], key [B, S, K, H], value [B, S, K, Hv], the factor of
     the scores [1], panels of a task and keys of a block, int32 [2], and of the keys that each
     query sees the first and the end, int32 [B, T].
-    Its results: out [B, T, N, Hv]; the largest score times log2(e) and the sum of the powers
+    Its results: out [B, T, N, Hv]; the largest score and the sum of the exponentials
     beside it, [B, N, T]; and the workspace [threads, size].
     """
     module = ir.Module(name)
@@ -187,10 +187,9 @@ class _Forward:
         for vector, place in enumerate(self._vectors("largest", panel)):
             factors = code.at(self.scratch["factors"], vector * self.panels.lanes)
             before = code.load_vector(place)
-            block = builder.fmul(code.load_vector(factors), code.constant(LOG2_E))
-            now = code.maximum(block, before)
+            now = code.maximum(code.load_vector(factors), before)
             code.store_vector(now, place)
-            factor = exp2(code, builder.fsub(before, now))
+            factor = self._power(before, now)
             # Exactly 1 where it is: a rounding would add up over the blocks.
             same = builder.fcmp_ordered("==", before, now)
             factor = builder.select(same, code.constant(1.0), factor)
@@ -202,7 +201,7 @@ class _Forward:
             found = []
             for vector, total in enumerate(sums):
                 place = self._score(row, vector)
-                power = self.panels.power(code.load_vector(place), largest[vector])
+                power = self._power(code.load_vector(place), largest[vector])
                 code.store_vector(power, place)
                 found.append(builder.fadd(total, power))
             return found
@@ -211,6 +210,11 @@ class _Forward:
         sums = code.fold(0, rows, 1, [code.constant(0.0)] * len(kept), step)
         for place, before, added in zip(totals, kept, sums, strict=True):
             code.store_vector(builder.fadd(before, added), place)
+
+    def _power(self, score: Value, largest: Value) -> Value:
+        """exp(score - largest). First the difference: that of the largest is exactly 0."""
+        difference = self.builder.fsub(score, largest)
+        return exp2(self.code, self.builder.fmul(difference, self.code.constant(LOG2_E)))
 
     def _end(self, panel: Value) -> None:
         """Writes a panel's rows of out, divided by their sums, and its statistics."""

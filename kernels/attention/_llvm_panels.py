@@ -16,7 +16,7 @@ from typing import Any
 from ..llvm.code import I32, I64, Code, Machine, Value
 from ..llvm.ffi import Buffer
 from ..llvm.product import Sum, product
-from ..llvm.vectors import element, exp2, lanes_below, load, store, transpose
+from ..llvm.vectors import element, lanes_below, load, store, transpose
 
 LOG2_E = math.log2(math.e)
 #: Beyond every key.
@@ -307,15 +307,6 @@ class Panels:
             builder.icmp_signed(">", code.add(start, stop), first_end),
         )
         return skipped, code.sub(stop, skipped), hidden
-
-    def power(self, score: Value, base: Value) -> Value:
-        """exp(score - base · ln 2), the base being in base 2 already.
-
-        Scores are natural: in base 2 their rounding would be larger.
-        """
-        code = self.code
-        negative = code.builder.fneg(base)
-        return exp2(code, code.fma(score, code.constant(LOG2_E), negative))
 
     def seen(self, ranges: Value, vector: int, key: Value) -> Value:
         """Which queries of a vector see ``key``."""

@@ -142,7 +142,7 @@ def _forward(call: _Call, query: Array, key: Array, value: Array, *ranges: Array
     out, largest, total, _ = jax.ffi.ffi_call(name, outputs)(
         query, key, value, factor, jnp.array(blocks, jnp.int32), *ranges
     )
-    return out, jnp.where(total == 0, -jnp.inf, largest + jnp.log2(total))
+    return out, jnp.where(total == 0, -jnp.inf, largest * _LOG2_E + jnp.log2(total))
 
 
 def _backward(

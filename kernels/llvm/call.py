@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,8 @@ import jax
 
 __all__ = ["kernel_name", "missing"]
 
+#: The oldest that the kernels were compiled with; before 0.45 pointers had types.
+_LEAST_LLVMLITE = (0, 50)
 _KNOWN: dict[Any, str] = {}
 _LOCK = threading.Lock()
 #: Stands for a kernel's name in its text until that is known.
@@ -25,9 +29,15 @@ def missing() -> str | None:
     """Why kernels cannot be compiled or run here, or None."""
     if importlib.util.find_spec("llvmlite") is None:
         return "the package llvmlite is not installed; pip install 'shapetune[cpu]'"
-    from . import jit
+    version = importlib.metadata.version("llvmlite")
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _LEAST_LLVMLITE:
+        return f"llvmlite {version} is too old; pip install --upgrade 'shapetune[cpu]'"
+    try:
+        from . import jit
 
-    return jit.refusal()
+        return jit.refusal()
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"llvmlite does not work here: {error}"
 
 
 def kernel_name(write: Callable[..., Any], sizes: Any, machine: Any) -> str:

@@ -16,12 +16,17 @@ _ENGINES: list[Any] = []
 
 @functools.cache
 def refusal() -> str | None:
-    """Why kernels cannot run on this machine, or None."""
+    """Why kernels cannot run on this machine, or None.
+
+    Raises:
+        OSError: The system lets no program write code and run it.
+    """
     if sys.platform == "win32":
         return "its kernels are not made for Windows"
     features = llvm.get_host_cpu_features()
     if _is_x86() and not all(features.get(name) for name in ("avx2", "fma", "f16c")):
-        return "its kernels need a processor with AVX2"
+        return "its kernels need a processor with AVX2, FMA and F16C"
+    llvm.check_jit_execution()
     return None
 
 

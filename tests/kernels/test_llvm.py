@@ -114,6 +114,19 @@ def test_scores_in_the_hundreds_keep_their_gradients():
     check([query * 60, *others], bar=2e-4)
 
 
+@pytest.mark.parametrize("size", [1e4, 1e5, 1e8])
+def test_scores_of_any_size_choose_their_largest(size):
+    query, key, value, grad_out = make(1, 70, 90, 2, 2, 16)
+    (out, lse), back = jax.vjp(lambda *a: attend(*a), query * size, key * size, value)
+    seen = dense_attention.visible((1, 2, 70, 90))
+    right, _, _ = dense_attention.attention(
+        query * size, key * size, value, grad_out, scale=0.3, seen=seen
+    )
+    assert np.isfinite(lse).all()
+    np.testing.assert_allclose(out, right, rtol=0, atol=2e-5 * np.abs(right).max())
+    assert all(np.isfinite(one).all() for one in back((grad_out, jnp.zeros_like(lse))))
+
+
 def test_gradients_of_a_few_heads_are_shared_among_many_threads(monkeypatch):
     monkeypatch.setattr(llvm, "usable_cores", lambda: 7)
     check(make(1, 500, 130, 2, 1, 16), causal=True)
@@ -261,6 +274,24 @@ def test_a_kernel_has_the_same_name_in_every_process_and_another_for_other_code(
 def test_importing_the_package_does_not_import_llvmlite():
     code = "import sys, shapetune, shapetune.kernels; sys.exit('llvmlite' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=True, timeout=120)
+
+
+def test_an_old_or_broken_llvmlite_is_refused_with_the_reason(monkeypatch):
+    def said():
+        call.missing.cache_clear()
+        return call.missing()
+
+    monkeypatch.setattr(call.importlib.metadata, "version", lambda name: "0.44.0rc1")
+    assert "0.44.0rc1 is too old" in said()
+    monkeypatch.undo()
+
+    def broken():
+        raise OSError("no executable memory")
+
+    monkeypatch.setattr(jit, "refusal", broken)
+    assert said() == "llvmlite does not work here: no executable memory"
+    monkeypatch.undo()
+    assert said() is None
 
 
 def test_doctor_says_what_to_install(monkeypatch, tmp_path):
