@@ -6,15 +6,16 @@ the others a polynomial takes a processor half as long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-_LOG2_E = np.float32(1.4426950408889634)
+LOG2_E = math.log2(math.e)
 #: Adding 1.5 · 2²³ rounds to an integer, which is then in the sum's low bits.
-_ROUNDER = np.float32(12582912.0)
+ROUNDER = 1.5 * 2**23
 _ROUNDER_BITS = np.int32(0x4B400000)
 #: Coefficients of least relative error for 2^f over |f| ≤ 1/2, highest power first.
 EXP2_POWERS = tuple(
@@ -32,9 +33,9 @@ def polynomial_exp(x: Array) -> Array:
     2^n is put together from its bits and 2^f, |f| ≤ 1/2, is a polynomial, as
     in Cody & Waite, Software Manual for the Elementary Functions (1980).
     """
-    y = jnp.maximum(x * _LOG2_E, -127.0)
+    y = jnp.maximum(x * np.float32(LOG2_E), -127.0)
     # Through the bits, since XLA takes (y + c) - c for y.
-    whole = lax.bitcast_convert_type(y + _ROUNDER, jnp.int32) - _ROUNDER_BITS
+    whole = lax.bitcast_convert_type(y + np.float32(ROUNDER), jnp.int32) - _ROUNDER_BITS
     fraction = y - whole.astype(jnp.float32)
     # The exponent field of 2^-127 is 0, and so is the number.
     power = lax.bitcast_convert_type((whole + 127) << 23, jnp.float32)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from ..exponential import LOG2_E
 from ..llvm.code import F32, Code, Machine, Value
 from ..llvm.ffi import Buffer, handler
 from ..llvm.product import Sum
 from ..llvm.vectors import exp2, store
-from ._llvm_panels import LOG2_E, Panels, Part, Sizes, addresses, block_sizes, padded
+from ._llvm_panels import Panels, Part, Sizes, addresses, block_sizes, padded, range_size
 
 
 def parts(sizes: Sizes, machine: Machine) -> dict[str, Part]:
@@ -20,7 +21,7 @@ def parts(sizes: Sizes, machine: Machine) -> dict[str, Part]:
     width = machine.width
     dim, value_dim = padded(sizes.head_dim, machine), padded(sizes.value_dim, machine)
     return {
-        "ranges": Part(rest=3 * width),
+        "ranges": Part(rest=range_size(machine)),
         "statistics": Part(rest=2 * width),
         "queries": Part(rest=dim * width),
         "grad_outs": Part(rest=value_dim * width),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from ..exponential import LOG2_E
 from ..llvm.code import F32, Code, Machine, Value
 from ..llvm.ffi import Buffer, handler
 from ..llvm.product import Sum
 from ..llvm.vectors import exp2, lanes_below, store
-from ._llvm_panels import LOG2_E, Panels, Part, Sizes, addresses, block_sizes, padded
+from ._llvm_panels import Panels, Part, Sizes, addresses, block_sizes, padded, range_size
 
 #: Below every score that is a number; finite, so that its difference to itself is 0.
 LOWEST = -3e38
@@ -22,7 +23,7 @@ def parts(sizes: Sizes, machine: Machine) -> dict[str, Part]:
     width = machine.width
     dim, value_dim = padded(sizes.head_dim, machine), padded(sizes.value_dim, machine)
     return {
-        "ranges": Part(panel=3 * width),
+        "ranges": Part(panel=range_size(machine)),
         "queries": Part(panel=dim * width),
         "keys": Part(key=dim),
         "values": Part(key=value_dim),
@@ -96,7 +97,7 @@ class _Forward:
             first, end = self._begin(panel)
             return [code.least(carried[0], first), code.most(carried[1], end)]
 
-        limits = [code.sub(panels.kv_length, 0), code.index(0)]
+        limits = [panels.kv_length, code.index(0)]
         first, end = code.fold(0, count, 1, limits, begin)
         with code.loop(first, end, self.block_k) as start:
             keys = code.least(self.block_k, code.sub(end, start))
@@ -130,13 +131,13 @@ class _Forward:
         )
         panels.fill(self._of("largest", panel, width), width, LOWEST)
         panels.fill(self._of("totals", panel, width), width, 0.0)
-        return panels.load_ranges(first, self._of("ranges", panel, 3 * width))
+        return panels.load_ranges(first, self._of("ranges", panel, range_size(self.code.machine)))
 
     def _block(self, panel: Value, start: Value, count: Value) -> None:
         """A block of keys for a panel of queries."""
         code, panels, scratch = self.code, self.panels, self.scratch
         width, dim, value_dim = panels.width, panels.dim, panels.value_dim
-        ranges = self._of("ranges", panel, 3 * width)
+        ranges = self._of("ranges", panel, range_size(self.code.machine))
         skipped, rows, hidden = panels.visible(ranges, start, count)
         with code.when(self.builder.icmp_signed(">", rows, code.index(0))):
             keys = code.at(scratch["keys"], code.mul(skipped, dim))

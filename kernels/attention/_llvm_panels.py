@@ -9,7 +9,6 @@ read in the order in which they lie in memory.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,6 @@ from ..llvm.ffi import Buffer
 from ..llvm.product import Sum, product
 from ..llvm.vectors import element, lanes_below, load, store, transpose
 
-LOG2_E = math.log2(math.e)
 #: Beyond every key.
 _NO_KEY = 2**31 - 1
 #: Numbers kept of a panel: its least first key and largest end, largest first and least end.
@@ -43,6 +41,11 @@ class Sizes:
 def padded(size: int, machine: Machine) -> int:
     """``size`` rounded up to whole vectors."""
     return -(-size // machine.lanes) * machine.lanes
+
+
+def range_size(machine: Machine) -> int:
+    """Floats that ``Panels.load_ranges`` writes: two ranks of int32, and int64 limits."""
+    return 2 * machine.width + 2 * _LIMITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,11 +285,6 @@ class Panels:
         for n, value in enumerate(found):
             code.store(value, code.at(limits, n, I64))
         return found[0], found[1]
-
-    @property
-    def range_size(self) -> int:
-        """Floats that ``load_ranges`` writes."""
-        return 2 * self.width + 2 * _LIMITS
 
     def visible(self, ranges: Value, start: Value, count: Value) -> tuple[Value, Value, Value]:
         """Of keys ``start`` … those that some query of a panel sees.

@@ -21,6 +21,7 @@ from ..shardings import compiler_sharded, varying
 from ._blockwise_backward import backward
 from ._blockwise_forward import Exp, forward
 from ._blockwise_tiles import Blocks, Layout
+from .masks import window_ends
 
 #: Scores in one tile: fewer do not keep the threads busy, more fit no processor's caches.
 _MIN_TILE, _MAX_TILE = 2**18, 2**22
@@ -67,9 +68,7 @@ def blockwise(
         [B, T, N, Hv] in the query's dtype; with ``return_residual`` a pair of
         that and the log-sum-exp in the same dtype, which has no gradient.
     """
-    left, right = local_window_size if local_window_size is not None else (None, None)
-    if is_causal:
-        right = 0 if right is None else min(right, 0)
+    left, right = window_ends(is_causal, local_window_size)
     if key_value_seq_lengths is not None:
         # The padding beyond the last key must stay unseen whatever the length says.
         key_value_seq_lengths = jnp.minimum(key_value_seq_lengths, key.shape[1])
@@ -144,7 +143,7 @@ def _attend_bwd(call: Call, residuals: Any, grads: tuple[Array, Array]) -> tuple
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _block_choices(size: int, least: int, most: int) -> tuple[int, ...]:
+def block_choices(size: int, least: int, most: int) -> tuple[int, ...]:
     """Block sizes from ``least`` to ``most``, and no more than cover the axis."""
     cover = next((block for block in _BLOCKS if block >= size), most)
     return tuple(b for b in _BLOCKS if min(least, cover) <= b <= min(most, cover))
@@ -161,15 +160,15 @@ def _tile_heads_choices(problem: Problem) -> tuple[int, ...]:
 
 def _space(problem: Problem, device: Device) -> Space:
     choices: dict[str, tuple[Any, ...]] = {
-        "block_q": _block_choices(problem.seq, 256, 2048),
-        "block_k": _block_choices(problem.kv_seq, 256, 1024),
+        "block_q": block_choices(problem.seq, 256, 2048),
+        "block_k": block_choices(problem.kv_seq, 256, 1024),
         "tile_heads": _tile_heads_choices(problem),
     }
     cpu = device.platform == "cpu"
     if problem.mode == "fwd_bwd":
         least = _LEAST_BWD if cpu else 2 * _LEAST_BWD
-        choices["block_q_bwd"] = _block_choices(problem.seq, least, 1024)
-        choices["block_k_bwd"] = _block_choices(problem.kv_seq, least, 1024)
+        choices["block_q_bwd"] = block_choices(problem.seq, least, 1024)
+        choices["block_k_bwd"] = block_choices(problem.kv_seq, least, 1024)
     # Elsewhere the exponential is no bottleneck.
     choices["exp"] = ("polynomial",) if cpu else ("native",)
     # A branch on an array's value stalls a GPU.
@@ -209,14 +208,14 @@ def _default_config(problem: Problem, device: Device) -> Config:
     cpu = device.platform == "cpu"
     tall = 2048 if problem.seq >= 2048 and not limited and not training else 1024
     config: dict[str, Any] = {
-        "block_q": _block_choices(problem.seq, 256, tall)[-1],
-        "block_k": _block_choices(problem.kv_seq, 256, 256 if limited else 1024)[-1],
+        "block_q": block_choices(problem.seq, 256, tall)[-1],
+        "block_k": block_choices(problem.kv_seq, 256, 256 if limited else 1024)[-1],
     }
     tiles = {"": 2**21 if limited else 2**22}
     if training:
         most = _LEAST_BWD if limited and cpu else 2 * _LEAST_BWD
-        config["block_q_bwd"] = _block_choices(problem.seq, 256, most)[-1]
-        config["block_k_bwd"] = _block_choices(problem.kv_seq, 256, most)[-1]
+        config["block_q_bwd"] = block_choices(problem.seq, 256, most)[-1]
+        config["block_k_bwd"] = block_choices(problem.kv_seq, 256, most)[-1]
         tiles["_bwd"] = 2**20
     config |= (
         {"exp": "polynomial", "shift": "needed"} if cpu else {"exp": "native", "shift": "always"}

@@ -18,19 +18,21 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..device import usable_cores
+from ..exponential import LOG2_E
 from ..llvm.call import kernel_name, missing
 from ..op import Config, Device, Implementation, Problem, Space
 from ..shardings import compiler_sharded, shaped, varying
 from ._blockwise_backward import backward as plain_backward
 from .blockwise import Call as PlainCall
+from .blockwise import block_choices
+from .masks import window_ends
 
-_BLOCK_Q = (64, 128, 256, 512)
-_BLOCK_K = (64, 128, 256, 512)
+_LEAST_BLOCK, _MOST_BLOCK = 64, 512
 #: Tasks of a backward pass for each thread, so that none waits long for the others.
 _TASKS_PER_THREAD = 2
-#: Sums for one head of keys that tasks may make apart, each as large as the keys in float32.
+#: Tasks divide a head's queries while a head of keys gets no more sums than these, each as
+#: large as the keys in float32; every head of queries makes one.
 _MOST_SUMMANDS = 8
-_LOG2_E = math.log2(math.e)
 
 
 def llvm(
@@ -53,9 +55,7 @@ def llvm(
     It takes no bias and no mask. A row that may see no key gives zeros, and -inf as its
     log-sum-exp. Sums are float32 whatever the arrays are.
     """
-    left, right = local_window_size if local_window_size is not None else (None, None)
-    if is_causal:
-        right = 0 if right is None else min(right, 0)
+    left, right = window_ends(is_causal, local_window_size)
     call = _Call(float(scale), left, right, tuple(sorted(config.items())))
     arrays = (query, key, value, query_seq_lengths, key_value_seq_lengths)
     attend = lambda *given: _attend(call, *varying(given))  # noqa: E731
@@ -94,6 +94,11 @@ class _Call:
         """Panels of ``width`` queries that a block of ``rows`` queries takes."""
         return -(-min(int(dict(self.items)[name]), rows) // width)
 
+    def numbers(self, blocks: tuple[int, int], like: Array) -> list[Array]:
+        """The factor of the scores, and panels of a task and keys of a block, as arrays."""
+        arrays = [jnp.full((1,), self.scale, jnp.float32), jnp.array(blocks, jnp.int32)]
+        return varying(arrays, like)
+
     def block_k(self, name: str) -> int:
         return int(dict(self.items)[name])
 
@@ -130,19 +135,19 @@ def _forward(call: _Call, query: Array, key: Array, value: Array, *ranges: Array
     sizes = Sizes(head_dim=dim, value_dim=value.shape[3], dtype=str(query.dtype))
     blocks = (call.panels("block_q", rows, host.width), call.block_k("block_k"))
     scratch = workspace_size(kernel.parts(sizes, host), *blocks)
+    tasks = batch * heads * -(-rows // (blocks[0] * host.width))
     statistic = shaped(query, (batch, heads, rows))
     outputs = (
         shaped(query, (*query.shape[:3], sizes.value_dim), query.dtype),
         statistic,
         statistic,
-        shaped(query, (usable_cores(), scratch)),
+        shaped(query, (min(usable_cores(), tasks), scratch)),
     )
-    factor = jnp.full((1,), call.scale, jnp.float32)
     name = kernel_name(kernel.write, sizes, host)
     out, largest, total, _ = jax.ffi.ffi_call(name, outputs)(
-        query, key, value, factor, jnp.array(blocks, jnp.int32), *ranges
+        query, key, value, *call.numbers(blocks, query), *ranges
     )
-    return out, jnp.where(total == 0, -jnp.inf, largest * _LOG2_E + jnp.log2(total))
+    return out, jnp.where(total == 0, -jnp.inf, largest * LOG2_E + jnp.log2(total))
 
 
 def _backward(
@@ -168,15 +173,14 @@ def _backward(
         shaped(query, query.shape, query.dtype),
         shaped(query, (batch, columns, kv_heads, summands, dim)),
         shaped(query, (batch, columns, kv_heads, summands, value_dim)),
-        shaped(query, (threads, scratch)),
+        shaped(query, (min(threads, batch * heads * parts), scratch)),
     )
     delta = jnp.einsum("btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32))
     # 2^(score - inf) is 0: a row that saw no key gets no gradient.
     base = jnp.where(lse == -jnp.inf, jnp.inf, lse)
-    delta = delta - grad_lse * _LOG2_E
-    factor = jnp.full((1,), call.scale, jnp.float32)
+    delta = delta - grad_lse * LOG2_E
     found = jax.ffi.ffi_call(kernel_name(kernel.write, sizes, host), outputs)(
-        query, key, value, grad_out, base, delta, factor, jnp.array(blocks, jnp.int32), *ranges
+        query, key, value, grad_out, base, delta, *call.numbers(blocks, query), *ranges
     )
     grad_key, grad_value = (summed.sum(3).astype(query.dtype) for summed in found[1:3])
     return found[0], grad_key, grad_value
@@ -233,7 +237,7 @@ def _gradients_bwd(call: _Call, residuals: Any, grads: Any) -> tuple[Any, None]:
         given = (query, key, value, None, None, lengths[0], kv_lengths)
         return plain_backward(
             layout, plain.scale, plain.compute(query), plain.exp, given,
-            (out, lse * math.log(2)), (grad_out, grad_lse * _LOG2_E),
+            (out, lse * math.log(2)), (grad_out, grad_lse * LOG2_E),
         )[:3]  # fmt: skip
 
     _, back = jax.vjp(gradients, *arrays)
@@ -243,19 +247,13 @@ def _gradients_bwd(call: _Call, residuals: Any, grads: Any) -> tuple[Any, None]:
 _gradients.defvjp(_gradients_fwd, _gradients_bwd)
 
 
-def _choices(size: int, all_of: tuple[int, ...]) -> tuple[int, ...]:
-    """Block sizes that are no more than cover ``size``."""
-    cover = next((block for block in all_of if block >= size), all_of[-1])
-    return tuple(block for block in all_of if block <= cover)
-
-
 def _space(problem: Problem, device: Device) -> Space:
     choices: dict[str, tuple[Any, ...]] = {
-        "block_q": _choices(problem.seq, _BLOCK_Q),
-        "block_k": _choices(problem.kv_seq, _BLOCK_K),
+        "block_q": block_choices(problem.seq, _LEAST_BLOCK, _MOST_BLOCK),
+        "block_k": block_choices(problem.kv_seq, _LEAST_BLOCK, _MOST_BLOCK),
     }
     if problem.mode == "fwd_bwd":
-        choices["block_k_bwd"] = _choices(problem.kv_seq, _BLOCK_K)
+        choices["block_k_bwd"] = choices["block_k"]
     return Space(choices)
 
 

@@ -10,6 +10,12 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
+def window_ends(is_causal: bool, window: tuple[int, int] | None) -> tuple[int | None, int | None]:
+    """How far to the left and to the right a query sees; None for as far as there are keys."""
+    left, right = window if window is not None else (None, None)
+    return left, 0 if is_causal else right
+
+
 def finite_bias(bias: Array | None) -> Array | None:
     """The bias with -inf made finite: a row of -inf alone would be 0/0 in a softmax."""
     if bias is None or not jnp.issubdtype(bias.dtype, jnp.inexact):

@@ -17,6 +17,7 @@ from ...cache.key import Config
 from ..op import Implementation
 from ..pallas import triton
 from . import pallas_mha_space as spaces
+from .masks import window_ends
 from .pallas_mha_band import Band
 from .pallas_mha_calls import Call, attend
 from .pallas_mha_kernels import Blocks, Sizes
@@ -54,9 +55,7 @@ def pallas_mha(
         "kv_lengths": key_value_seq_lengths,
     }
     sizes = sizes_of(query, key, value)
-    left, right = local_window_size if local_window_size is not None else (None, None)
-    if is_causal:
-        right = 0
+    left, right = window_ends(is_causal, local_window_size)
     call = make_call(
         sizes,
         Scores(sizes.seq, sizes.kv_seq, float(scale), left, right),

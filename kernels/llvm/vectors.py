@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from ..exponential import EXP2_POWERS
+from ..exponential import EXP2_POWERS, ROUNDER
 from .code import F16, F32, I1, I16, I32, Code, Value
-
-#: Adding it rounds a float32 to an integer, which its lowest bits then hold.
-_ROUNDER = 1.5 * 2**23
 
 
 def exp2(code: Code, x: Value) -> Value:
@@ -16,8 +13,8 @@ def exp2(code: Code, x: Value) -> Value:
     builder = code.builder
     least = code.constant(-127.0)
     x = builder.select(builder.fcmp_ordered("<", x, least), least, x)
-    shifted = builder.fadd(x, code.constant(_ROUNDER))
-    whole = builder.fsub(shifted, code.constant(_ROUNDER))
+    shifted = builder.fadd(x, code.constant(ROUNDER))
+    whole = builder.fsub(shifted, code.constant(ROUNDER))
     part = builder.fsub(x, whole)
     value = code.constant(float(EXP2_POWERS[0]))
     for power in EXP2_POWERS[1:]:
