@@ -54,17 +54,14 @@ def product(module: ir.Module, machine: Machine, vectors: int, kind: Sum) -> Any
 
     with code.loop(0, whole, most) as first:
         tile(first, most)
-    left = code.sub(rows, whole)
-    builder = code.builder
-    end = builder.append_basic_block("end")
-    switch = builder.switch(left, end)
-    for count in range(1, most):
-        block = builder.append_basic_block(f"left.{count}")
-        switch.add_case(I64(count), block)
-        builder.position_at_end(block)
-        tile(whole, count)
-        builder.branch(end)
-    builder.position_at_end(end)
+    # What is left in tiles of half as many rows and half again: few, so that a kernel is
+    # compiled soon.
+    builder, left, done = code.builder, code.sub(rows, whole), whole
+    for count in reversed([2**n for n in range((most - 1).bit_length())]):
+        these = builder.and_(left, I64(count))
+        with code.when(builder.icmp_signed("==", these, I64(count))):
+            tile(done, count)
+        done = code.add(done, these)
     builder.ret_void()
     return function
 
