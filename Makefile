@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Without compiling: of what is installed most is never imported, and what is, is compiled then.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 # An NVIDIA driver means that the GPU build of jax is wanted.
 EXTRA := $(shell nvidia-smi >/dev/null 2>&1 && echo ,gpu)
 
@@ -24,7 +26,7 @@ lint: $(VENV)/installed-dev
 	cd $(VENV)/lint && ../bin/mypy --config-file ../../pyproject.toml -p shapetune
 	PYTHONPATH=$(VENV)/lint $(BIN)/lint-imports --no-cache
 
-gpu-check: $(VENV)/installed
+gpu-check: $(VENV)/installed-dev
 	XLA_PYTHON_CLIENT_PREALLOCATE=false $(BIN)/python -m shapetune.bench.gpu_check gpu-check.json
 
 all: lint test
@@ -33,18 +35,18 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "shapetune needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(INSTALL) --upgrade pip
 
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[test$(EXTRA)]'
+	$(INSTALL) --editable '.[cpu,report$(EXTRA)]'
 	touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev$(EXTRA)]'
+$(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(INSTALL) --editable '.[dev$(EXTRA)]'
 	mkdir -p $(VENV)/lint && ln -sfn ../.. $(VENV)/lint/shapetune
 	# XLA's CUDA compiler, beside the environment: inside, jax would look for a driver.
 	-version=$$($(BIN)/python -c 'import jax; print(jax.__version__)') && \
-	  $(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/aot \
+	  $(INSTALL) --no-deps --target $(VENV)/aot \
 	    jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
 	touch $@
 
