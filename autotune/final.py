@@ -43,6 +43,10 @@ class NoVerdict(Exception):
     """The problem cannot have a record; the message says why."""
 
 
+class HeuristicFails(NoVerdict):
+    """The heuristic is wrong on the harder inputs, or harms the process that runs it."""
+
+
 def decide(
     tester: Tester,
     heuristic: Candidate,
@@ -63,7 +67,8 @@ def decide(
         failed: Called with the trial of a finalist that fails.
 
     Raises:
-        NoVerdict: The heuristic itself is wrong, or is too large and nothing else fits.
+        HeuristicFails: The heuristic itself is wrong; its trial then says so.
+        NoVerdict: It is too large, and nothing else fits.
     """
     return _Final(tester, heuristic, trials, options, listener, failed).verdict()
 
@@ -93,7 +98,8 @@ class _Final:
         self._listener.stage("verifying the heuristic on harder inputs")
         verified = self._tester.verify_hard(self._heuristic)
         if isinstance(verified, Trial):
-            raise NoVerdict(f"the heuristic {self._heuristic.key}: {verified.note}")
+            self._drop(self._fallback, verified.status, verified.note, verified.rel_err)
+            raise HeuristicFails(f"the heuristic {self._heuristic.key}: {verified.note}")
         even = Verdict(
             self._heuristic,
             _even(self._fallback.median_ms or 0.0, self._fallback.samples),

@@ -25,7 +25,7 @@ from ..kernels.decision import versions
 from ..kernels.device import current_device
 from ..kernels.op import Op, get_op
 from .aot import Guard, require_compiler
-from .final import NoVerdict, Verdict, decide
+from .final import HeuristicFails, NoVerdict, Verdict, decide
 from .knowledge import Knowledge, origin
 from .options import Listener, Options, covers
 from .outcome import TrialError, best_of
@@ -207,22 +207,64 @@ class _Run:
         )
         search = self._new_search(problem, pool, heuristic, knowledge)
         self._listener.problem_started(index, problem, search.total)
-        tester = self._testers.of(problem, {c.implementation for c in [*pool, heuristic]})
+        stand_ins = self._stand_ins(problem, heuristic, pool)
+        needed = {c.implementation for c in [*pool, heuristic, *stand_ins]}
+        tester = self._testers.of(problem, needed)
         known = search.known
         self._listener.trials_known(known)
         made = self._search(search, tester, known, knowledge, clock)
-        trials = sorted([*known, *made], key=lambda t: t.candidate != heuristic)
-        first = trials[0]
-        if first.status != "ok":
-            hint = "; --retry-quarantined tries again" if "quarantined" in first.note else ""
-            raise NoVerdict(f"the heuristic {heuristic.key}: {first.status}, {first.note}{hint}")
+        trials = [*known, *made]
         began = time.perf_counter()
-        verdict = decide(tester, heuristic, trials, self._options, self._listener, knowledge.keep)
+        base, verdict = self._verdict([heuristic, *stand_ins], tester, trials, knowledge)
         clock.compare_s = time.perf_counter() - began
-        record = self._as_record(problem, heuristic, verdict, trials, made, clock)
+        record = self._as_record(problem, base, verdict, trials, made, clock)
         store.publish(self._place, [record])
         knowledge.discard()
         return record
+
+    def _stand_ins(
+        self, problem: Problem, heuristic: Candidate, pool: list[Candidate]
+    ) -> list[Candidate]:
+        """What takes the heuristic's place if that fails: the baseline's default, then others'."""
+        usable = self._op.usable(problem, self._device)
+        names = {c.implementation for c in pool} | {self._op.baseline}
+        found = [
+            Candidate(name, dict(usable[name].default_config(problem, self._device)))
+            for name in sorted(usable, key=lambda name: (name != self._op.baseline, name))
+            if name in names
+        ]
+        return [one for one in found if one.implementation != heuristic.implementation]
+
+    def _verdict(
+        self, bases: list[Candidate], tester: Tester, trials: list[Trial], knowledge: Knowledge
+    ) -> tuple[Candidate, Verdict]:
+        """The verdict, and what it is against: the first of ``bases`` that is right.
+
+        Raises:
+            NoVerdict: None is, or what is right is too large.
+        """
+        reasons: list[NoVerdict] = []
+        for base in bases:
+            if reasons:
+                self._listener.stage(f"{reasons[-1]}; {base.key} takes its place")
+            first = next((t for t in trials if t.candidate == base), None)
+            if first is None or first.status == "screened":
+                # However slow: what the others are measured against.
+                first = tester.trial(base, None)
+                knowledge.keep(first)
+            trials[:] = [first, *(t for t in trials if t.candidate != base)]
+            if first.status != "ok":
+                hint = "; --retry-quarantined tries again" if "quarantined" in first.note else ""
+                why = f"the heuristic {base.key}: {first.status}, {first.note}{hint}"
+                reasons.append(HeuristicFails(why))
+                continue
+            try:
+                found = decide(tester, base, trials, self._options, self._listener, knowledge.keep)
+            except HeuristicFails as error:
+                reasons.append(error)
+            else:
+                return base, found
+        raise reasons[0]
 
     def _pool(self, problem: Problem) -> list[Candidate]:
         only = self._options.implementations
@@ -295,7 +337,7 @@ class _Run:
     def _as_record(
         self,
         problem: Problem,
-        heuristic: Candidate,
+        base: Candidate,
         verdict: Verdict,
         trials: list[Trial],
         made: list[Trial],
@@ -312,13 +354,13 @@ class _Run:
             problem=problem,
             device=self._device,
             chosen=chosen,
-            heuristic=heuristic,
+            heuristic=base,
             comparison=verdict.comparison,
             verification=verdict.verification,
             provenance=Provenance(
                 **origin(),
                 chosen_version=self._op.implementation(chosen.implementation).version,
-                heuristic_version=self._op.implementation(heuristic.implementation).version,
+                heuristic_version=self._op.implementation(base.implementation).version,
                 seconds=round(seconds, 3),
                 settings=self._options.summary,
                 **parts,

@@ -95,10 +95,17 @@ class Case:
 
     def of_record(self, record: Record, *, fit: bool) -> Candidate | None:
         """The candidate that a record stands for, if it can serve the problem here."""
-        if record.heuristic_is_best:
+        if record.heuristic_is_best and not self._stood_in(record):
             # Of a neighbour as of itself: what was learnt is that the rule of thumb holds.
             return self.heuristic()
         return self.usable(record.chosen, record.problem.label, fit=fit)
+
+    def _stood_in(self, record: Record) -> bool:
+        """Whether the heuristic failed when the record was made, and another took its place."""
+        first = self.op.heuristic(record.problem, self.device)
+        return record.heuristic != first and any(
+            trial.candidate == first and trial.status != "ok" for trial in record.trials
+        )
 
     def heuristic(self) -> Candidate:
         """The candidate used where nothing is known; another one if that did harm."""

@@ -28,6 +28,7 @@ from ._blockwise_tiles import (
     take_extra,
     unravel,
 )
+from ._key_centre import is_centred, key_centre
 
 Grads = tuple[Array, Array, Array, Array | None]
 
@@ -53,7 +54,8 @@ def backward(
     delta = delta - grad_lse
     # exp(score - inf) is 0: a row that saw no key gets no gradient.
     lse = jnp.where(lse == NEVER, jnp.inf, lse)
-    block = _KeyBlock(layout, scale, compute, exp, arrays, lse, delta, grad_out)
+    centre = key_centre(key) if is_centred(key.dtype) else None
+    block = _KeyBlock(layout, scale, compute, exp, arrays, lse, delta, grad_out, centre)
     sizes = (layout.batch, layout.kv_heads // layout.tile_kv_heads, layout.columns.count)
 
     def body(step: Index, grads: Grads) -> Grads:
@@ -77,7 +79,7 @@ class _KeyBlock:
     """The gradients that one block of keys contributes.
 
     ``lse`` and ``delta`` are [B, N, T]; the gradient of the queries is kept as
-    [B, N, H, T], the way its product comes out.
+    [B, N, H, T], the way its product comes out. ``centre`` is taken from its keys.
     """
 
     layout: Layout
@@ -88,6 +90,7 @@ class _KeyBlock:
     lse: Array
     delta: Array
     grad_out: Array
+    centre: Array | None
 
     def add(self, grads: Grads, batch: Index, kv_head: Index, column_block: Index) -> Grads:
         """``grads`` with those of a block of keys and its queries added."""
@@ -98,13 +101,14 @@ class _KeyBlock:
         start = (batch, kv_head, layout.columns.start(column_block))
         size = (layout.tile_kv_heads, layout.columns.block)
         flat = (*layout.stack, layout.columns.block)
-        k = take_bthd(key, start, (*size, key.shape[-1])).reshape(*flat, -1).astype(self.compute)
+        taken = take_bthd(key, start, (*size, key.shape[-1])).reshape(*flat, -1)
+        k = taken.astype(self.compute)
         v = (
             take_bthd(value, start, (*size, value.shape[-1]))
             .reshape(*flat, -1)
             .astype(self.compute)
         )
-        kt = jnp.swapaxes(k, -1, -2)
+        kt = jnp.swapaxes(self._centred(taken, batch, kv_head).astype(self.compute), -1, -2)
         seen_by = layout.rows_seeing(column_block, q_length, kv_length)
         subgroups = layout.group // layout.tile_group
 
@@ -130,6 +134,14 @@ class _KeyBlock:
             dk_block += take_bthd(dk, start, dk_block.shape).astype(jnp.float32)
             dv_block += take_bthd(dv, start, dv_block.shape).astype(jnp.float32)
         return dq, put_bthd(dk, dk_block, start), put_bthd(dv, dv_block, start), dbias
+
+    def _centred(self, keys: Array, batch: Index, kv_head: Index) -> Array:
+        """The keys of some heads without what all keys of a head share."""
+        if self.centre is None:
+            return keys
+        size = (self.layout.tile_kv_heads, 1, keys.shape[-1])
+        shared = take_bthd(self.centre, (batch, kv_head, 0), size)
+        return keys.astype(jnp.float32) - shared.reshape(*self.layout.stack, 1, -1)
 
     def _tile(
         self,

@@ -13,6 +13,7 @@ from ..llvm.code import F32, Code, Machine, Value
 from ..llvm.ffi import Buffer, handler
 from ..llvm.product import Sum
 from ..llvm.vectors import exp2, store
+from ._key_centre import is_centred
 from ._llvm_panels import Panels, Part, Sizes, addresses, block_sizes, padded, range_size
 
 
@@ -34,6 +35,9 @@ def parts(sizes: Sizes, machine: Machine) -> dict[str, Part]:
         "weights": Part(key=width),
         "slopes": Part(key=width),
         "grad_queries": Part(panel=dim * width),
+        # Of the slopes of a query, and of all keys.
+        "slope_sums": Part(panel=width),
+        "centre": Part(rest=dim),
     }
 
 
@@ -90,6 +94,7 @@ class _Backward:
             length, kv_length, heads, kv_heads, self.scratch,
         )  # fmt: skip
         self.factor = code.splat(code.load(factor.data, F32))
+        self.centred = is_centred(sizes.dtype)
 
     def write(self) -> None:
         code, sizes, panels, scratch = self.code, self.sizes, self.panels, self.scratch
@@ -98,10 +103,14 @@ class _Backward:
         count = code.ceil(code.most(code.sub(all_panels, self.part), 0), self.parts)
         panel_size = panels.dim * panels.width
         panels.fill(scratch["grad_queries"], code.mul(count, panel_size), 0.0)
+        panels.fill(scratch["slope_sums"], code.mul(count, panels.width), 0.0)
+        panels.fill(scratch["centre"], panels.dim, 0.0)
         with code.loop(0, panels.kv_length, self.block_k) as start:
             keys = code.least(self.block_k, code.sub(panels.kv_length, start))
             panels.load_keys(self.key, start, keys, sizes.head_dim, scratch["keys"])
             panels.load_keys(self.value, start, keys, sizes.value_dim, scratch["values"])
+            if self.centred:
+                self._sum_rows("keys", keys, panels.dim, scratch["centre"])
             panels.fill(scratch["grad_keys"], code.mul(keys, panels.dim), 0.0)
             panels.fill(scratch["grad_values"], code.mul(keys, panels.value_dim), 0.0)
             with code.loop(0, count) as panel:
@@ -110,8 +119,12 @@ class _Backward:
             self._store_keys("grad_values", self.grad_value, start, keys, sizes.value_dim, None)
         factors = scratch["statistics"]
         panels.fill(factors, panels.width, self.factor)
+        if self.centred:
+            self._mean_key()
         with code.loop(0, count) as panel:
             source = code.at(scratch["grad_queries"], code.mul(panel, panel_size))
+            if self.centred:
+                self._take_centre(panel, source)
             panels.store_panel(
                 self.grad_query, self._first_query(panel), sizes.head_dim, source, factors
             )
@@ -132,6 +145,9 @@ class _Backward:
             self._weights(skipped, rows)
             with code.when(hidden):
                 self._hide(ranges, code.add(start, skipped), rows)
+            if self.centred:
+                sums = code.at(self.scratch["slope_sums"], code.mul(panel, panels.width))
+                self._sum_rows("slopes", rows, panels.width, sums)
             self._add(
                 panel, skipped, rows, code.least(panels.width, code.sub(panels.length, first))
             )
@@ -225,6 +241,44 @@ class _Backward:
             Sum.ADD, (keys, 1, dim), (scratch["slopes"], width), target,
             sizes.head_dim, rows, width,
         )  # fmt: skip
+
+    def _sum_rows(self, part: str, rows: Value, width: int, target: Value) -> None:
+        """Adds the sum of some rows, each ``width`` floats, to a row."""
+        code, lanes = self.code, self.panels.lanes
+        places = [code.at(target, column) for column in range(0, width, lanes)]
+
+        def step(row: Value, sums: list[Value]) -> list[Value]:
+            start = code.at(self.scratch[part], code.mul(row, width))
+            vectors = [code.load_vector(code.at(start, n * lanes)) for n in range(len(sums))]
+            return [code.builder.fadd(*both) for both in zip(sums, vectors, strict=True)]
+
+        sums = code.fold(0, rows, 1, [code.load_vector(place) for place in places], step)
+        for place, total in zip(places, sums, strict=True):
+            code.store_vector(total, place)
+
+    def _mean_key(self) -> None:
+        """The mean of all keys out of their sum; 0 where it is not finite."""
+        code, builder, centre = self.code, self.code.builder, self.scratch["centre"]
+        none = code.constant(0.0)
+        count = builder.sitofp(self.panels.kv_length, F32)
+        share = code.splat(builder.fdiv(F32(1.0), count))
+        with code.loop(0, self.panels.dim, self.panels.lanes) as n:
+            mean = builder.fmul(code.load_vector(code.at(centre, n)), share)
+            finite = builder.fcmp_ordered("==", builder.fsub(mean, mean), none)
+            code.store_vector(builder.select(finite, mean, none), code.at(centre, n))
+
+    def _take_centre(self, panel: Value, gradient: Value) -> None:
+        """Takes the part of the mean key from a panel's gradient of the queries."""
+        code, panels = self.code, self.panels
+        sums = code.at(self.scratch["slope_sums"], code.mul(panel, panels.width))
+        offsets = [n * panels.lanes for n in range(panels.vectors)]
+        totals = [code.builder.fneg(code.load_vector(code.at(sums, n))) for n in offsets]
+        with code.loop(0, self.sizes.head_dim) as row:
+            shared = code.splat(code.load(code.at(self.scratch["centre"], row), F32))
+            line = code.at(gradient, code.mul(row, panels.width))
+            for offset, total in zip(offsets, totals, strict=True):
+                place = code.at(line, offset)
+                code.store_vector(code.fma(shared, total, code.load_vector(place)), place)
 
     def _store_keys(
         self, part: str, array: Buffer, start: Value, count: Value, size: int, factor: Value | None

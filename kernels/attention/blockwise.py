@@ -238,7 +238,7 @@ def _default_config(problem: Problem, device: Device) -> Config:
 IMPLEMENTATION = Implementation(
     name="blockwise",
     function=blockwise,
-    version=2,
+    version=3,
     space=_space,
     supports=_supports,
     default_config=_default_config,

@@ -164,6 +164,11 @@ class Mods:
         leaves = [next(rest) if leaf is _ARRAY else leaf for leaf in self.leaves]
         return jax.tree_util.tree_unflatten(self.structure, leaves)
 
+    @property
+    def has_score_mod(self) -> bool:
+        """Whether there is a score function."""
+        return self.joined(leaf for leaf in self.leaves if leaf is _ARRAY)[0] is not None
+
     def __call__(self, refs: Mapping[str, Any]) -> Any:
         """The functions inside a kernel, which read the references ``mod0``, ``mod1``…"""
         return self.joined([_Lookup(ref) if ref.shape else ref[...] for ref in self._refs(refs)])

@@ -278,7 +278,7 @@ def _default_config(problem: Problem, device: Device) -> Config:
 IMPLEMENTATION = Implementation(
     name="llvm",
     function=llvm,
-    version=1,
+    version=2,
     space=_space,
     supports=_supports,
     default_config=_default_config,

@@ -190,7 +190,7 @@ def _default_config(problem: Problem, device: Device) -> Config:
 IMPLEMENTATION = Implementation(
     name="pallas_flex",
     function=pallas_flex,
-    version=1,
+    version=2,
     space=spaces.space,
     supports=_supports,
     default_config=_default_config,

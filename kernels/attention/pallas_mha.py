@@ -106,7 +106,7 @@ def finish(out: Array, lse: Array | None) -> Any:
 IMPLEMENTATION = Implementation(
     name="pallas_mha",
     function=pallas_mha,
-    version=1,
+    version=2,
     space=spaces.space,
     supports=spaces.supports,
     default_config=spaces.default_config,

@@ -17,6 +17,7 @@ from jax import lax
 
 from ..pallas import triton
 from . import pallas_mha_kernels as kernels
+from ._key_centre import is_centred, key_centre
 from .pallas_mha_kernels import Blocks, Schedule, Sizes
 from .pallas_mha_scores import Scores
 
@@ -25,7 +26,10 @@ Array = jax.Array
 #: kv_lengths, and whatever the schedule and the mods read.
 Arrays = dict[str, Array]
 
-_ROWS = ("query", "key", "value", "out", "grad_out", "grad_query", "grad_key", "grad_value")
+_ROWS = (
+    "query", "key", "value", "out", "grad_out", "grad_query", "grad_key", "grad_value",
+    "key_centre",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +109,12 @@ def _attend_backward(call: Call, with_lse: bool, saved: Any, gradients: Any) -> 
     )
     inputs = {**arrays, **delta, "lse": lse, "grad_out": grad_out}
     gradient = {f"grad_{name}": _like(arrays[name]) for name in ("query", "key", "value")}
+    of_query = inputs
+    # A score function's slopes do not sum to zero.
+    if is_centred(arrays["key"].dtype) and not call.scores.has_score_mod:
+        of_query = {**inputs, "key_centre": key_centre(arrays["key"])}
     found = call.launch(
-        kernels.backward_query, call.by_query, by_query, inputs, _only(gradient, "grad_query")
+        kernels.backward_query, call.by_query, by_query, of_query, _only(gradient, "grad_query")
     ) | call.launch(
         kernels.backward_key, call.by_key, by_key, inputs, _only(gradient, "grad_key", "grad_value")
     )

@@ -223,7 +223,7 @@ def backward_delta(kernel: Kernel, refs: Refs) -> None:
 
 
 def backward_query(kernel: Kernel, refs: Refs) -> None:
-    """Writes ``grad_query``."""
+    """Writes ``grad_query``, less what all keys share where there is a ``key_centre``."""
     sizes, scores, (bq, bk) = kernel.sizes, kernel.scores, (kernel.blocks.q, kernel.blocks.k)
     i, head, batch = kernel.programs()
     kv_head, q_start = head // sizes.group, i * bq
@@ -233,7 +233,8 @@ def backward_query(kernel: Kernel, refs: Refs) -> None:
     shift, delta = _statistics(refs, batch, head, q_start, bq, seq)
     tile = Tile(batch, head, q_start, bq, 0, bk, False, bool(seq), False)
 
-    def step(j: Index, masked: bool, acc: Array) -> Array:
+    def step(j: Index, masked: bool, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        acc, *totals = carry
         edge = kv_seq if masked else None
         key = rows_of(refs["key"], batch, j * bk, bk, kv_head, edge, sizes.dim)
         value = rows_of(refs["value"], batch, j * bk, bk, kv_head, edge, sizes.value_dim)
@@ -241,10 +242,18 @@ def backward_query(kernel: Kernel, refs: Refs) -> None:
             tile, column_start=j * bk, masked=masked, ragged_columns=bool(edge)
         )
         slope, _ = _slope(kernel, refs, here, query, key, value, grad_out, shift, delta)
-        return acc + kernel.dot(slope.astype(key.dtype), key)
+        slope = slope.astype(key.dtype)
+        totals = [total + jnp.sum(slope.astype(jnp.float32), axis=1) for total in totals]
+        return (acc + kernel.dot(slope, key), *totals)
 
     runs = kernel.schedule.keys(refs, kernel.blocks, batch, head, i)
-    acc = kernel.visit(runs, step, jnp.zeros((bq, refs["query"].shape[-1]), jnp.float32))
+    start = [jnp.zeros((bq, refs["query"].shape[-1]), jnp.float32)]
+    if "key_centre" in refs:
+        start.append(jnp.zeros((bq,), jnp.float32))
+    acc, *totals = kernel.visit(runs, step, tuple(start))
+    if totals:
+        centre = rows_of(refs["key_centre"], batch, 0, 1, kv_head, None, sizes.dim)
+        acc -= totals[0][:, None] * centre
     put_rows(refs["grad_query"], acc * scores.scale, batch, q_start, head, seq, sizes.dim)
 
 

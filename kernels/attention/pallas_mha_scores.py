@@ -86,6 +86,11 @@ class Scores:
     right: int | None = None
     mods: Mods | None = None
 
+    @property
+    def has_score_mod(self) -> bool:
+        """Whether a user's function changes the scores."""
+        return self.mods is not None and self.mods.has_score_mod
+
     def of(self, refs: Refs, products: Array, tile: Tile) -> tuple[Array, float]:
         """Scores from the products of queries and keys.
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shapetune.autotune import final, races
-from shapetune.autotune.final import LEAST_GAIN, NoVerdict, decide, front
+from shapetune.autotune.final import LEAST_GAIN, HeuristicFails, NoVerdict, decide, front
 from shapetune.autotune.options import Listener, Options
 from shapetune.autotune.outcome import TrialError
 from shapetune.cache import Candidate, Trial, Verification
@@ -170,7 +170,7 @@ def test_on_a_noisy_machine_what_disturbs_wide_programs_most_does_not_decide():
 
 def test_a_wrong_heuristic_has_no_verdict():
     times = {"plain": 10.0, "a": 5.0}
-    with pytest.raises(NoVerdict, match="hard inputs"):
+    with pytest.raises(HeuristicFails, match="hard inputs"):
         verdict(times, paper=Paper(times, wrong=("plain",)))
 
 

@@ -110,11 +110,36 @@ def test_a_winner_that_fails_the_hard_inputs_does_not_win(own_cache):
     assert {t.candidate.implementation: t.status for t in one.trials}["overflows"] == "wrong_result"
 
 
-def test_a_heuristic_that_fails_leaves_no_record_and_says_why(own_cache, monkeypatch):
+@pytest.mark.parametrize(
+    ("faulty_one", "about"),
+    [("gives_nan", SMALL), ("overflows", {**SMALL, "seq": 257, "dtype": "bfloat16"})],
+)
+def test_another_takes_the_place_of_a_heuristic_that_fails(
+    own_cache, monkeypatch, faulty_one, about
+):
+    """At once or on the harder inputs; and what is dispatched is not the heuristic then."""
+    op, wrong = get_op("attention"), Candidate(faulty_one)
+    notes = Notes()
+    stages = []
+    monkeypatch.setattr(notes, "stage", stages.append)
+    with faulty.registered(faulty_one):
+        monkeypatch.setattr(op, "heuristic", lambda problem, device: wrong)
+        options = dataclasses.replace(QUICK, implementations=(faulty_one,))
+        (one,) = shapetune.tune("attention", about, options=options, listener=notes)
+        assert (one.heuristic, one.chosen) == (Candidate("xla"), Candidate("xla"))
+        assert {t.candidate: t.status for t in one.trials}[wrong] == "wrong_result"
+        assert any(f"{faulty_one}: " in text and "xla takes its place" in text for text in stages)
+        explained = shapetune.explain("attention", **about)
+        assert (explained.implementation, explained.tier) == ("xla", "exact")
+
+
+def test_where_all_fail_there_is_no_record_and_the_first_reason_is_said(own_cache, monkeypatch):
     op = get_op("attention")
     notes = Notes()
     with faulty.registered("gives_nan"):
         monkeypatch.setattr(op, "heuristic", lambda problem, device: Candidate("gives_nan"))
+        only = {"gives_nan": op.implementation("gives_nan")}
+        monkeypatch.setattr(op, "usable", lambda problem, device: only)
         assert shapetune.tune("attention", SMALL, options=QUICK, listener=notes) == []
     assert "gives_nan: wrong_result" in notes.failed[0]
 
