@@ -22,6 +22,10 @@ _ENVIRONMENT = {
     "KMP_BLOCKTIME": "0",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
+#: jax may take nearly the whole GPU, as PyTorch may, instead of 75%; the rest is for
+#: what lies outside its pool. A fraction that is set already holds: jax refuses two.
+_FRACTION = "0.95"
+_FRACTION_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -55,7 +59,7 @@ def run(
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,
-                env={**os.environ, **_ENVIRONMENT, **(environment or {})},
+                env=_environment(environment or {}),
                 start_new_session=True,
             )
             reason = _wait(process, json.dumps(request).encode(), seconds)
@@ -63,6 +67,13 @@ def run(
         if reason is not None and process.returncode > 0:
             reason = _last_words(said.read_text(errors="replace")) or reason
         return events, reason
+
+
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    found = {**os.environ, **_ENVIRONMENT, **given}
+    if not any(found.get(name) for name in _FRACTION_NAMES):
+        found[_FRACTION_NAMES[0]] = _FRACTION
+    return found
 
 
 def _wait(process: subprocess.Popen[bytes], text: bytes, seconds: float) -> str | None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -159,14 +161,27 @@ class Point:
         return JaxRunner(function, args, name_them), about
 
     def _memory_inputs(self) -> Inputs:
-        """Of suite ``peak``: a CPU only compiles, which needs the shapes alone."""
+        """Of suite ``peak``: what the program takes, and nothing else on the device.
+
+        A CPU only compiles, which needs the shapes alone.
+        """
+        shapes = self.op.abstract_inputs(self.problem)
         if self.device.platform == "cpu":
-            return self.op.abstract_inputs(self.problem)
-        made = self.op.make_inputs(self.problem, 0, "normal")
-        return dataclasses.replace(made, weights=()) if self.problem.mode == "fwd" else made
+            return shapes
+        rng = np.random.default_rng(0)
+
+        def placed(one: Any) -> Any:
+            if one is None:
+                return None
+            return jax.device_put(rng.standard_normal(one.shape, np.float32).astype(one.dtype))
+
+        weights = () if self.problem.mode == "fwd" else shapes.weights
+        return dataclasses.replace(
+            shapes, arrays=tuple(map(placed, shapes.arrays)), weights=tuple(map(placed, weights))
+        )
 
     def errors(self, outputs: Mapping[str, np.ndarray]) -> Row:
-        """How far outputs are from the right ones; raises where they are not finite."""
+        """How far outputs are from the right ones; raises where that is no finite number."""
         for name, array in outputs.items():
             if not np.isfinite(np.asarray(array, dtype=np.float32)).all():
                 raise ArithmeticError(f"{name} holds values that are not finite")
@@ -176,6 +191,11 @@ class Point:
         worst = int(np.argmax(relative))
         one = self.expected[worst]
         got = np.asarray(outputs[one.output][one.index]).astype(np.float64)
+        if not math.isfinite(relative[worst]):
+            raise ArithmeticError(
+                f"{one.output} cannot be held against what is right: a slice of it has shape "
+                f"{got.shape}, the right one {one.value.shape}"
+            )
         found: Row = {"rel_err": relative[worst]}
         if self.suite == "attention":
             found = {"max_abs_err": float(np.abs(got - one.value).max()), **found}
@@ -217,7 +237,9 @@ def peak(point: Point, row: Row) -> Row:
         return {"peak_mb": total, "memory_note": note, **found}
     runner.first()
     after = jax.devices()[0].memory_stats() or {}
-    return {"peak_mb": after.get("peak_bytes_in_use", 0) / measure.MIB, **found}
+    total = after.get("peak_bytes_in_use", 0) / measure.MIB
+    note = "of the device since its process began: inputs, what compiling tried, one call"
+    return {"peak_mb": total, "memory_note": note, **found}
 
 
 class Session:
@@ -230,6 +252,8 @@ class Session:
         self._inner: dict[str, int] = {}
         self._quick: dict[str, float] = {}
         self._samples: dict[str, list[tuple[int, float]]] = {}
+        #: What the rows sampled here in turns have in common, and no others.
+        self._turns = uuid.uuid4().hex[:12]
 
     def run(self) -> None:
         """Prepares each implementation, then samples them in turns."""
@@ -275,7 +299,8 @@ class Session:
         left = (request.seconds - spent) / max(sum(cost[n] for n in cost if n not in slow), 1e-9)
         rounds = int(min(request.rounds, max(request.least, left)))
         often = {int(r) for r in np.linspace(0, rounds - 1, min(_SLOW_SAMPLES, rounds))}
-        rng = np.random.default_rng(0)
+        # Another order at each point: who often comes after whom must not decide.
+        rng = np.random.default_rng(int(self._turns, 16))
         for turn in range(rounds):
             for name in rng.permutation(sorted(self._ready)):
                 if name in self._ready and (name not in slow or turn in often):
@@ -305,6 +330,7 @@ class Session:
         if self.point.suite == "attention":
             row["tflops"] = self.point.op.flops(self.point.problem) / (float(median) * 1e9)
         if len(self._ready) > 1:
+            row["turns"] = self._turns
             row["samples_ms"] = [[turn, float(f"{ms:.6g}")] for turn, ms in found]
         self._tell({"row": row})
 

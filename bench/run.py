@@ -19,7 +19,9 @@ from .schema import BenchFile, Row, check_writable, identity, read, suite_of, wr
 from .suites import Plan
 
 #: What may differ between a file and the run that goes on with it.
-_FREE = ("output", "append", "tag", "cache")
+_FREE = ("output", "append")
+#: Settings on which no result depends.
+_IDLE = ("stop_after", "retry_errors")
 #: A worker is waited for this many times the seconds it should sample for, and…
 _PATIENCE = 8.0
 #: …at least this long: it imports, compiles and checks first.
@@ -32,6 +34,7 @@ class Settings:
 
     Attributes:
         append: Add rows of another grid or tag to a file that is there.
+        retry_errors: Measure again the rows of a file that failed.
         interleave: Sample the implementations of a point in turns, in one process;
             else each row has a process of its own.
         tune: Tune each point first, so that `default` is the tuned choice; not for
@@ -47,6 +50,7 @@ class Settings:
     """
 
     append: bool = False
+    retry_errors: bool = False
     interleave: bool = False
     tune: bool = False
     trials: int = 24
@@ -94,6 +98,11 @@ def run(plan: Plan, output: Path, settings: Settings, watcher: Watcher) -> tuple
     """
     watcher.doing("looking at the device")
     file = _opened(plan, output, settings)
+    if settings.retry_errors:
+        wanted = {identity(row) for row in plan.rows}
+        file.results[:] = [
+            row for row in file.results if "error" not in row or identity(row) not in wanted
+        ]
     have = {identity(row) for row in file.results}
     missing = [row for row in plan.rows if identity(row) not in have]
     watcher.started(len(plan.rows), len(plan.rows) - len(missing))
@@ -120,22 +129,25 @@ def run(plan: Plan, output: Path, settings: Settings, watcher: Watcher) -> tuple
 
 def _opened(plan: Plan, output: Path, settings: Settings) -> BenchFile:
     """The file to go on with, or a new one."""
-    kept = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
-    kept = {name: kept[name] for name in ("append", "interleave", "tune", "cache")}
+    kept = dataclasses.asdict(settings)
+    kept = {name: value for name, value in kept.items() if name not in _IDLE}
     config = {"output": output.name, **plan.config, **kept}
     check_writable(output)
     device = described()
     if not output.exists():
         return BenchFile(device, config, [], output.stem)
     file = read(output)
-    same = ("device_kind", "jax", "torch", "backend", "cores")
+    same = ["device_kind", "jax", "torch", "backend", "cores"]
+    # Files made before these were written lack them.
+    same += [name for name in ("llvmlite", "implementations") if name in file.device]
     for name in same:
         if file.device.get(name) != device.get(name):
             raise ShapetuneError(
                 f"{output} was made with {name}={file.device.get(name)!r}, this is "
                 f"{device.get(name)!r}; give another --output"
             )
-    differ = [n for n in config if n not in _FREE and file.config.get(n) != config[n]]
+    known = {**dict.fromkeys(plan.config), "tag": None, **file.config}
+    differ = [n for n in config if n not in _FREE and n in known and known[n] != config[n]]
     if differ and not settings.append:
         raise ShapetuneError(
             f"{output} is there, with another {differ[0]} ({file.config.get(differ[0])!r:.80}); "
@@ -180,9 +192,12 @@ def _tune(
         "budget": settings.budget,
     }
     limit = _PATIENCE_S + _PATIENCE * settings.budget * len(problems)
-    _, reason = isolate.run(
+    events, reason = isolate.run(
         "shapetune.bench.tune_point", request, seconds=limit, memory_gb=settings.memory_gb
     )
+    for event in events:
+        if "failed" in event:
+            watcher.noted(f"{event['failed']} is not tuned: {event['reason']}")
     if reason is not None:
         watcher.noted(f"{problems[0].label} is not tuned: {reason}")
 

@@ -56,7 +56,7 @@ _ABOUT: dict[str, tuple[type, ...]] = {
 _OPTIONAL: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((*_PROGRAM_MEMORY, "peak_mb", "inputs_mb"), _NUMBER),
     **dict.fromkeys(("max_abs_err", "rel_err", "tflops"), _NUMBER),
-    **_ABOUT, "memory_note": (str,), "samples_ms": (list,),
+    **_ABOUT, "memory_note": (str,), "samples_ms": (list,), "turns": (str,),
 }  # fmt: skip
 _LARGEST = 2**63
 _POSITIVE = ("seq", "head_dim", "dim", "batch", "heads", "inner", "median_ms")

@@ -7,14 +7,16 @@ kernels like best.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from ..cache.errors import UnsupportedError
 from ..cache.key import Problem
-from ..kernels.device import usable_cores
+from ..kernels.device import current_device, usable_cores
 from ..kernels.op import Inputs
 
 MIB = 2.0**20
@@ -44,6 +46,7 @@ class TorchPeer:
 
     Raises:
         ImportError: PyTorch is not installed.
+        UnsupportedError: It does not run on the device that jax runs on.
     """
 
     def __init__(self, name: str, problem: Problem, inputs: Inputs) -> None:
@@ -53,7 +56,7 @@ class TorchPeer:
         self._backend = getattr(torch.nn.attention.SDPBackend, _BACKENDS[name])
         self._problem = problem
         self._training = problem.mode == "fwd_bwd"
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = device_for(current_device().platform, torch)
         torch.set_num_threads(usable_cores())
         self._arrays = [self._tensor(array) for array in inputs.arrays[:3]]
         for array in self._arrays:
@@ -111,32 +114,66 @@ class TorchPeer:
 
     def memory(self) -> dict[str, Any]:
         """The peak memory of a call, inputs included, MiB."""
-        if self._device == "cuda":
-            self._torch.cuda.reset_peak_memory_stats()
-            self.call()
-            self._wait()
-            return {"peak_mb": self._torch.cuda.max_memory_allocated() / MIB}
         inputs = (*self._arrays, self._weights) if self._training else self._arrays
-        held = sum(a.numel() * a.element_size() for a in inputs) / MIB
-        with resident_growth() as grown:
-            self.call()
-        note = "inputs, and what a call adds to resident memory"
-        return {"peak_mb": held + grown() / MIB, "memory_note": note}
+        on_gpu = self._device == "cuda"
+        with allocated_growth(self._torch.cuda) if on_gpu else resident_growth() as grown:
+            results = self.call()
+            self._wait()
+        peak = _bytes(inputs) + max(grown(), _bytes(results))
+        where = "what PyTorch has allocated" if on_gpu else "resident memory"
+        note = f"inputs, and what a call adds to {where}, its results at least"
+        return {"peak_mb": peak / MIB, "memory_note": note}
+
+
+def device_for(platform: str, torch: Any) -> str:
+    """PyTorch's name of the kind of device that jax runs on.
+
+    Raises:
+        UnsupportedError: This PyTorch has none of that kind.
+    """
+    if platform == "cpu":
+        return "cpu"
+    built_for = {"cuda": torch.version.cuda, "rocm": torch.version.hip}.get(platform)
+    if built_for is None or not torch.cuda.is_available():
+        raise UnsupportedError(
+            f"jax runs on {platform}, and PyTorch {torch.__version__} sees no such device; "
+            f"install PyTorch for {platform}, or run jax on the CPU with JAX_PLATFORMS=cpu"
+        )
+    return "cuda"  # PyTorch's name of AMD's GPUs too
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+@contextlib.contextmanager
+def allocated_growth(cuda: Any) -> Iterator[Callable[[], float]]:
+    """Bytes by which ``torch.cuda`` had more allocated at its peak inside the block."""
+    cuda.reset_peak_memory_stats()
+    before = after = cuda.memory_allocated()
+
+    yield lambda: float(after - before)
+    after = cuda.max_memory_allocated()
 
 
 @contextlib.contextmanager
 def resident_growth() -> Iterator[Callable[[], float]]:
-    """Bytes by which resident memory grew at its peak inside the block; 0 where unknown."""
-    try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # the peak starts again from here
-    except OSError:
-        pass
-    before = _status("VmRSS")
+    """Bytes by which resident memory grew at its peak inside the block; 0 where unknown.
+
+    Memory that glibc's allocator has kept free goes back to the system first, for
+    what is made of it inside the block would not count.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak starts again from here
+    before, peak_before = _status("VmRSS"), _status("VmHWM")
     after = before
 
     yield lambda: max(after - before, 0.0)
-    after = _status("VmHWM")
+    peak = _status("VmHWM")
+    # A peak that could not be started again and was not passed tells nothing.
+    after = peak if peak > peak_before else before
 
 
 def _status(field: str) -> float:

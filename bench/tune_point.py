@@ -9,9 +9,27 @@ import json
 import sys
 from pathlib import Path
 
-from ..autotune import Options, tune
+from ..autotune import Listener, Options, tune
 from ..cache.key import Problem
+from ..cache.record import Record
 from . import isolate
+
+
+class _Teller(Listener):
+    """Writes an event for each problem: what was chosen, or why nothing was."""
+
+    def __init__(self, told: Path) -> None:
+        self._told = told
+
+    def problem_done(self, index: int, record: Record, fresh: bool) -> None:
+        self._tell({"tuned": record.chosen.key})
+
+    def problem_failed(self, index: int, problem: Problem, reason: str) -> None:
+        self._tell({"failed": problem.label, "reason": reason})
+
+    def _tell(self, event: dict[str, str]) -> None:
+        with self._told.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(event) + "\n")
 
 
 def main() -> None:
@@ -22,9 +40,8 @@ def main() -> None:
     options = Options(trials=request["trials"], budget=request["budget"])
     for fields in request["problems"]:
         problem = Problem.from_map(fields)
-        records = tune(problem.op, problem, cache=request["cache"], options=options)
-        with told.open("a", encoding="utf-8") as out:
-            out.write(json.dumps({"tuned": [record.chosen.key for record in records]}) + "\n")
+        cache = request["cache"]
+        tune(problem.op, problem, cache=cache, options=options, listener=_Teller(told))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,9 @@ _CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
     show_default=True,
     help="Sampling of a row; of a point with --interleave.",
 )
+@click.option(
+    "--retry-errors", is_flag=True, help="Measure the rows of the file that failed again."
+)
 @click.option("--stop-after", type=Seconds(), help="Begin no more points then; run again to go on.")
 @click.option("--memory", type=click.FloatRange(min=0), default=0.0, help="GiB a row may take.")
 @click.option("--interpret", is_flag=True, help="On a CPU: time the interpreted kernels too.")

@@ -99,6 +99,49 @@ def test_another_grid_is_added_only_if_asked(measured, tmp_path):
     assert [row["tag"] for row in file.results].count("again") == 2
 
 
+@pytest.mark.parametrize("settings", [{"seconds": 3.0}, {"rounds": 5}, {"cache": "elsewhere"}])
+def test_rows_measured_in_another_way_are_added_only_if_asked(measured, tmp_path, settings):
+    path = tmp_path / "a.json"
+    run.run(plan(), path, Settings(), Watcher())
+    (name,) = settings
+    with pytest.raises(ShapetuneError, match=f"another {name} "):
+        run.run(plan(), path, Settings(**settings), Watcher())
+    tagged = suites.plan("attention", impls=("default", "xla"), tag="again", grid=TINY)
+    with pytest.raises(ShapetuneError, match="another tag"):
+        run.run(tagged, path, Settings(), Watcher())
+    file, _ = run.run(tagged, path, Settings(append=True, **settings), Watcher())
+    assert len(file.results) == 8
+
+
+def test_rows_that_failed_are_measured_again_if_asked(measured, tmp_path):
+    path = tmp_path / "a.json"
+    file, _ = run.run(plan(), path, Settings(), Watcher())
+    failed = {k: v for k, v in file.results[1].items() if k not in _outcome({})}
+    file.results[1] = {**failed, "error": "RESOURCE_EXHAUSTED: a neighbour"}
+    schema.write(path, file)
+    measured.clear()
+    file, _ = run.run(plan(), path, Settings(), Watcher())
+    assert not measured
+    file, whole = run.run(plan(), path, Settings(retry_errors=True), Watcher())
+    assert whole
+    assert [request["rows"] for _, request in measured] == [[failed]]
+    assert not any("error" in row for row in file.results)
+
+
+def test_a_point_that_is_not_tuned_is_told_with_the_reason(monkeypatch, tmp_path):
+    def worker(module, request, **limits):
+        if module.endswith("describe"):
+            return [{"device": dict(DEVICE)}], None
+        if module.endswith("tune_point"):
+            return [{"failed": "a problem", "reason": "the heuristic is wrong"}], None
+        return [{"row": {**row, **_outcome(row)}} for row in request["rows"]], None
+
+    monkeypatch.setattr(isolate, "run", worker)
+    watcher = Watcher()
+    run.run(plan(seq=(40,)), tmp_path / "a.json", Settings(tune=True), watcher)
+    assert ("noted", "a problem is not tuned: the heuristic is wrong") in watcher.lines
+
+
 def test_rows_of_another_device_are_not_mixed(measured, tmp_path):
     path = tmp_path / "a.json"
     file, _ = run.run(plan(), path, Settings(), Watcher())
