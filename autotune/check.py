@@ -6,12 +6,9 @@ import collections
 import random
 import re
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from ..cache.errors import ShapetuneError, UnsupportedError
@@ -19,6 +16,7 @@ from ..cache.key import Problem
 from ..kernels.op import get_op
 from . import aot
 from .aot import Compilation, Task
+from .progress import Steps
 from .search import candidates
 from .targets import target
 
@@ -71,12 +69,10 @@ def run(tasks: Sequence[Task], jobs: int | None = None) -> list[Compilation]:
     """
     if jobs is not None and jobs < 1:
         raise ShapetuneError(f"jobs must be at least 1, got {jobs}")
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("compiling", total=len(tasks))
-        if not console.is_terminal:
-            print(f"compiling {len(tasks)} candidates", file=sys.stderr)
-        return aot.compile_all(tasks, jobs or aot.default_jobs(), lambda one: progress.advance(bar))
+    with Steps("candidates") as steps:
+        steps.begin(len(tasks))
+        steps.doing("compiling")
+        return aot.compile_all(tasks, jobs or aot.default_jobs(), lambda one: steps.advance())
 
 
 def table(found: Sequence[Compilation]) -> Table:

@@ -106,11 +106,13 @@ class Compiled:
     outputs: tuple[jax.ShapeDtypeStruct, ...] = ()
 
 
-def compile_program(function: Callable[..., Any], args: Sequence[Any]) -> Compiled:
-    """Traces, lowers and compiles a function for these arguments."""
+def compile_program(
+    function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any] | None = None
+) -> Compiled:
+    """Traces, lowers and compiles a function for these arguments, with XLA's ``options``."""
     start = time.perf_counter()
     lowered = jax.jit(function).lower(*args)
-    compiled = lowered.compile()
+    compiled = lowered.compile(options)
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
 

@@ -1,7 +1,7 @@
 """Benchmark files side by side at their common points, and what `default` loses to the best.
 
-Ratios are of medians. Rows that were sampled in turns also give a paired ratio
-with its interval; rows of different runs or devices do not.
+Rows that were sampled in turns give a paired ratio with its interval; others, as
+those of different runs or devices, the ratio of their medians.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ ALIASES = {
 #: Groups that `default` is held against: those of this package, all of jax, and all.
 GROUPS = ("ours", "jax", "all")
 _ALIGNED = 128
+#: Fields of a row that grow with batch and heads.
+_PER_CALL = ("median_ms", "q1_ms", "q3_ms", "peak_mb")
+#: With fewer pairs there is no interval at 95%.
+_LEAST_PAIRS = 6
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -100,12 +104,50 @@ def value_of(row: Mapping[str, Any]) -> float | None:
 Table = dict[Point, dict[str, Row]]
 
 
-def table(file: BenchFile) -> Table:
-    """The rows of a file by point and implementation."""
+def exactly(point: Point) -> Point:
+    """Points match if all of them is equal."""
+    return point
+
+
+def any_batch(point: Point) -> Point:
+    """Points match whatever their batch and heads."""
+    return dataclasses.replace(point, batch=0, heads=0)
+
+
+def table(file: BenchFile, match: Callable[[Point], Point] = exactly) -> Table:
+    """The rows of a file by point and implementation; at `any_batch`, of one batch × head.
+
+    Raises:
+        ShapetuneError: Several rows of an implementation are at one point.
+    """
     found: Table = {}
     for row in file.results:
-        found.setdefault(point_of(row, file.config), {})[name_of(row)] = row
+        point = match(point_of(row, file.config))
+        rows, name = found.setdefault(point, {}), name_of(row)
+        if name in rows:
+            raise ShapetuneError(_clash(file, point, rows[name], row))
+        rows[name] = _of_one_head(row) if match is any_batch else row
     return found
+
+
+def _clash(file: BenchFile, point: Point, one: Row, other: Row) -> str:
+    """What to say of two rows of an implementation at one point."""
+    fields = ("impl", "batch", "heads", "chunk", "window")
+    differ = [name for name in fields if one.get(name) != other.get(name)]
+    told = ", ".join(f"{name} {one.get(name)} and {other.get(name)}" for name in differ)
+    remedy = "give one of them a --tag"
+    if "batch" in differ or "heads" in differ:
+        remedy = "leave out --any-batch, or give a file with one of them"
+    return f"{file.name} has several rows of {name_of(one)} at {point.label} ({told}); {remedy}"
+
+
+def _of_one_head(row: Row) -> Row:
+    """A row with its times and memory divided by batch × heads."""
+    share = row["batch"] * row["heads"]
+    scaled: Row = {name: row[name] / share for name in _PER_CALL if name in row}
+    if "samples_ms" in row:
+        scaled["samples_ms"] = [[turn, ms / share] for turn, ms in row["samples_ms"]]
+    return {**row, **scaled}
 
 
 def group_of(name: str) -> str:
@@ -140,17 +182,34 @@ class Ratio:
     interval: tuple[float, float] | None = None
 
 
+def in_turns(one: Row, other: Row) -> bool:
+    """Whether two rows of a file and a point are of one run, their equal rounds pairs.
+
+    A process writes the same ``turns`` to all that it sampled in turns, and rows of
+    several processes do not pair. Files older than that lack it; there an equal tag will do.
+    """
+    return one.get("turns") == other.get("turns") and one.get("tag") == other.get("tag")
+
+
 def ratio_of(point: Point, base: Row, other: Row) -> Ratio | None:
-    """Base over other; None where one of them failed."""
+    """Base over other, of one file; paired where it can be, None where one of them failed."""
+    found = ratio_of_medians(point, base, other)
+    if found is None or not in_turns(base, other):
+        return found
+    first, second = (dict(row.get("samples_ms", ())) for row in (base, other))
+    rounds = sorted(set(first) & set(second))
+    if len(rounds) < _LEAST_PAIRS:
+        return found
+    pairs = [np.array([samples[r] for r in rounds]) for samples in (first, second)]
+    ratio, low, high = paired_ratio(*pairs)
+    return Ratio(point, ratio, (low, high))
+
+
+def ratio_of_medians(point: Point, base: Row, other: Row) -> Ratio | None:
+    """Base over other, of any files; None where one of them failed."""
     ours, theirs = value_of(other), value_of(base)
     if ours is None or theirs is None or not ours > 0 or not theirs > 0:
         return None
-    first, second = (dict(row.get("samples_ms", ())) for row in (base, other))
-    rounds = sorted(set(first) & set(second))
-    if len(rounds) >= 6:
-        pairs = [np.array([found[r] for r in rounds]) for found in (first, second)]
-        ratio, low, high = paired_ratio(*pairs)
-        return Ratio(point, ratio, (low, high))
     return Ratio(point, theirs / ours)
 
 
@@ -239,47 +298,58 @@ class Loss:
 
     Attributes:
         point: The point.
-        best: The best of the group, `default` aside or not.
+        best: The fastest of the group, or `default` where none is faster.
         regret: Time of `default` over time of the best, less 1; 0 where it is the best.
-        interval: The 95% interval of that, where both were sampled in turns.
+        interval: The 95% interval of that, where another is the best and both were
+            sampled in turns; below 0, `default` may be the faster one.
+        same_program: The fastest was `default`'s own program under another name,
+            which is no loss: the next one counts.
     """
 
     point: Point
     best: str
     regret: float
     interval: tuple[float, float] | None = None
+    same_program: bool = False
 
     def surely_above(self, bound: float) -> bool:
-        """Whether the loss is above a bound, by its interval where it has one."""
-        return (self.regret if self.interval is None else self.interval[0]) > bound
+        """Whether the whole interval of the loss is above a bound."""
+        return self.interval is not None and self.interval[0] > bound
+
+    def to_map(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**dataclasses.asdict(self), "point": self.point.label}
 
 
 def _same_program(one: Row, other: Row) -> bool:
-    """Whether two rows ran one candidate, so that their times differ by noise alone."""
-    return "chosen" in one and one["chosen"] == other.get("chosen")
+    """Whether two rows ran one candidate in one run, so that their times differ by noise alone."""
+    same = "chosen" in one and one["chosen"] == other.get("chosen")
+    return same and in_turns(one, other)
 
 
 def regret(found: Table, group: str, chooser: str = "default") -> list[Loss]:
     """What `default` loses to the best of a group, at each point where it has a time."""
-    losses = []
-    for point, rows in sorted(found.items()):
-        if chooser not in rows or value_of(rows[chooser]) is None or point.suite == "peak":
-            continue
-        times = {
-            name: value_of(row)
-            for name, row in rows.items()
-            if name == chooser or in_group(name, group)
-        }
-        known = {name: value for name, value in times.items() if value is not None}
-        best = min(known, key=lambda name: known[name])
-        if best == chooser or _same_program(rows[chooser], rows[best]):
-            losses.append(Loss(point, chooser, 0.0, (0.0, 0.0)))
-            continue
-        one = ratio_of(point, rows[chooser], rows[best])
-        assert one is not None
-        interval = None if one.interval is None else (one.interval[0] - 1, one.interval[1] - 1)
-        losses.append(Loss(point, best, one.ratio - 1, interval))
-    return losses
+    return [
+        _loss(point, rows, group, chooser)
+        for point, rows in sorted(found.items())
+        if chooser in rows and value_of(rows[chooser]) is not None and point.suite != "peak"
+    ]
+
+
+def _loss(point: Point, rows: Mapping[str, Row], group: str, chooser: str) -> Loss:
+    """What the chooser loses at one point."""
+    own = rows[chooser]
+    others = [name for name in rows if name != chooser and in_group(name, group)]
+    ratios = {name: ratio_of(point, own, rows[name]) for name in others}
+    faster = {name: one for name, one in ratios.items() if one is not None and one.ratio > 1}
+    order = sorted(faster, key=lambda name: -faster[name].ratio)
+    rivals = [name for name in order if not _same_program(own, rows[name])]
+    same = order[:1] != rivals[:1]
+    if not rivals:
+        return Loss(point, chooser, 0.0, same_program=same)
+    best = faster[rivals[0]]
+    interval = None if best.interval is None else (best.interval[0] - 1, best.interval[1] - 1)
+    return Loss(point, rivals[0], best.ratio - 1, interval, same)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,16 +370,16 @@ class Pair:
 
 def across(first: BenchFile, second: BenchFile, match: Callable[[Point], Point]) -> list[Pair]:
     """Each implementation that two files share, at the points that ``match`` makes equal."""
-    tables = [{match(p): rows for p, rows in table(file).items()} for file in (first, second)]
+    tables = [table(file, match) for file in (first, second)]
     names = [{name for rows in found.values() for name in rows} for found in tables]
     pairs = []
     for name in sorted(names[0] & names[1]):
         ratios, missing = [], [0, 0]
         for point in sorted(set(tables[0]) & set(tables[1])):
-            rows = [found[point].get(name) for found in tables]
-            have = [row is not None and value_of(row) is not None for row in rows]
-            if all(have) and rows[0] is not None and rows[1] is not None:
-                one = ratio_of(point, {**rows[0], "samples_ms": []}, rows[1])
+            rows = [found[point].get(name, {"error": ""}) for found in tables]
+            have = [value_of(row) is not None for row in rows]
+            if all(have):
+                one = ratio_of_medians(point, rows[0], rows[1])
                 ratios += [one] if one is not None else []
             elif have[0] != have[1]:
                 missing[int(have[1])] += 1
@@ -318,30 +388,21 @@ def across(first: BenchFile, second: BenchFile, match: Callable[[Point], Point])
     return pairs
 
 
-def common_points(files: Sequence[BenchFile], match: Callable[[Point], Point]) -> list[Point]:
-    """The points at which every file has a row.
+def common_points(files: Sequence[BenchFile], match: Callable[[Point], Point]) -> list[list[Point]]:
+    """For each file after the first, the points at which both have a row.
 
     Raises:
-        ShapetuneError: There is none.
+        ShapetuneError: No file has one in common with the first.
     """
-    sets = [{match(point) for point in table(file)} for file in files]
-    found = sorted(set.intersection(*sets))
-    if not found:
+    sets = [set(table(file, match)) for file in files]
+    found = [sorted(sets[0] & other) for other in sets[1:]]
+    if found and not any(found):
         raise ShapetuneError(
-            f"{', '.join(f.name for f in files)} have no point in common; they cover "
+            f"{files[0].name} has no point in common with "
+            f"{' or '.join(f.name for f in files[1:])}; they cover "
             + "; ".join(f"{f.name}: {len(s)} points, such as {min(s).label}" if s
                         else f"{f.name}: none" for f, s in zip(files, sets, strict=True))
             + ("; --any-batch compares points of different batch sizes" if match is exactly
                else "; give files whose grids overlap")
         )  # fmt: skip
     return found
-
-
-def exactly(point: Point) -> Point:
-    """Points match if all of them is equal."""
-    return point
-
-
-def any_batch(point: Point) -> Point:
-    """Points match whatever their batch and heads."""
-    return dataclasses.replace(point, batch=0, heads=0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,8 +23,8 @@ Choices = list[tuple[str, list[Figure]]]
 
 #: Distinct in both themes, and to the colour-blind (after Okabe and Ito, 2008).
 _COLOURS = (
-    "#0f8fd6", "#e08a00", "#12a579", "#d9569f", "#8b6fe8", "#c9a400", "#e05a3c", "#5b8f22",
-    "#2fb7c4", "#9a6a4f", "#7a8594", "#b04ac0",
+    "#0f8fd6", "#e08a00", "#12a579", "#d9569f", "#8b6fe8", "#9a6a4f", "#e05a3c", "#5b8f22",
+    "#2fb7c4", "#c9a400", "#7a8594", "#b04ac0", "#ef8fb0", "#7cc04a", "#4f6bd8", "#b5651d",
 )  # fmt: skip
 #: Ticks of an axis of ratios, far enough apart on a phone.
 _RATIOS = (0.5, 0.7, 0.85, 1, 1.25, 1.5, 2, 2.5, 3, 4, 6, 8, 12, 20, 40, 80)
@@ -30,6 +32,8 @@ _CLOSE_RATIOS = (0.9, 0.95, 1, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5)
 _GREY = "#8a8f98"
 _ROW = 27
 _MAX_MENU = 120
+#: Characters of a failed trial's note in a hover.
+_NOTE = 120
 
 
 class Colours:
@@ -51,6 +55,14 @@ def colours(found: Findings) -> Colours:
     return Colours((*tried, *chosen, *rows))
 
 
+def plain(text: object) -> str:
+    """Text that plotly shows as it is: it reads tags in all that it shows.
+
+    Names and notes are of others' files, and go where no ``%{…}`` is looked for.
+    """
+    return html.escape(str(text), quote=False)
+
+
 def short(record: Record) -> str:
     """A problem without its op."""
     return record.problem.label.partition(" ")[2]
@@ -63,8 +75,8 @@ def gains(found: Findings, colour: Colours) -> Choices:
         groups.setdefault(f"{record.problem.op} {record.problem.mode}", []).append(record)
     choices: Choices = []
     for name, records in groups.items():
-        records = sorted(records, key=lambda r: r.comparison.ratio)
-        figure = _gains_figure(records, colour)
+        # The first row of an axis is the lowest.
+        figure = _gains_figure(records[::-1], colour)
         choices.append((f"{name}, {len(records)} problems", [figure]))
     return choices
 
@@ -75,7 +87,7 @@ def _gains_figure(records: Sequence[Record], colour: Colours) -> Figure:
         own = [r for r in records if r.chosen.implementation == name]
         found = [r.comparison for r in own]
         traces.append({
-            "type": "scatter", "mode": "markers", "name": name,
+            "type": "scatter", "mode": "markers", "name": plain(name),
             "x": [c.ratio for c in found], "y": [_unique(r, records) for r in own],
             "error_x": {
                 "type": "data", "symmetric": False, "thickness": 1.5, "width": 3,
@@ -84,7 +96,7 @@ def _gains_figure(records: Sequence[Record], colour: Colours) -> Figure:
             },
             "marker": {"color": colour[name], "size": 9},
             "customdata": [
-                [r.chosen.key, milliseconds(c.chosen_ms), r.heuristic.key,
+                [plain(r.chosen.key), milliseconds(c.chosen_ms), plain(r.heuristic.key),
                  milliseconds(c.heuristic_ms), f"[{c.low:.2f}, {c.high:.2f}]"]
                 for r, c in zip(own, found, strict=True)
             ],
@@ -119,27 +131,39 @@ def _gains_figure(records: Sequence[Record], colour: Colours) -> Figure:
 def _unique(record: Record, records: Sequence[Record]) -> str:
     """A label that tells a record from the others, also of another device."""
     several = len({r.device.key for r in records}) > 1
-    return f"{short(record)} ({record.device.name})" if several else short(record)
+    return plain(f"{short(record)} ({record.device.name})" if several else short(record))
 
 
 def against_length(files: Sequence[Within], colour: Colours) -> Choices:
     """Time and memory against the sequence length, one line an implementation."""
-    groups: dict[str, dict[str, list[tuple[Point, Row]]]] = {}
-    for one in files:
-        for point, rows in compare.table(one.file).items():
-            facets = point.facets
-            hidden = ("suite", "dim", "length", "seq")
-            words = [point.suite, *(v for k, v in facets.items() if k not in hidden)]
-            label = " · ".join([one.file.name, *words, f"dim {point.dim}"])
-            for name, row in rows.items():
-                groups.setdefault(label, {}).setdefault(name, []).append((point, row))
     choices: Choices = []
-    for label, lines in list(groups.items())[:_MAX_MENU]:
-        peak = any(point.suite == "peak" for found in lines.values() for point, _ in found)
-        memory = _lines(lines, colour, _memory, "MiB")
-        time = _lines(lines, colour, _time, "ms")
-        choices.append((label, [memory] if peak else [time, memory]))
-    return choices
+    for one in files:
+        series: dict[Point, dict[str, list[tuple[int, Row]]]] = {}
+        for point, rows in compare.table(one.file).items():
+            for name, row in rows.items():
+                lines = series.setdefault(dataclasses.replace(point, seq=0), {})
+                lines.setdefault(name, []).append((point.seq, row))
+        for point, lines in series.items():
+            memory = _lines(lines, colour, _memory, "MiB")
+            label = " · ".join((one.file.name, *_words(point, series)))
+            if point.suite == "peak":
+                choices.append((label, [memory]))
+            else:
+                choices.append((label, [_lines(lines, colour, _time, "ms"), memory]))
+    return choices[:_MAX_MENU]
+
+
+def _words(point: Point, others: Iterable[Point]) -> list[str]:
+    """What tells the series of a point from the others of its file."""
+    hidden = ("suite", "dim", "length", "seq")
+    words = [point.suite, *(v for k, v in point.facets.items() if k not in hidden)]
+    known = ("suite", "dim", "seq", *point.facets)
+    alike = [one for one in others if one.suite == point.suite]
+    for field in dataclasses.fields(Point):
+        values = {getattr(one, field.name) for one in alike}
+        if field.name not in known and len(values) > 1:
+            words.append(f"{field.name} {getattr(point, field.name)}")
+    return [*words, f"dim {point.dim}"]
 
 
 def _time(row: Row) -> float | None:
@@ -154,24 +178,27 @@ def _memory(row: Row) -> float | None:
 
 
 def _lines(
-    lines: Mapping[str, list[tuple[Point, Row]]], colour: Colours, value: Any, unit: str
+    lines: Mapping[str, list[tuple[int, Row]]], colour: Colours, value: Any, unit: str
 ) -> Figure:
+    """A line for each implementation, with a gap where it has a row without a value."""
     traces, lengths = [], set()
     for name in sorted(lines, key=lambda name: (name != "default", name)):
-        found = sorted(lines[name], key=lambda pair: pair[0].seq)
-        known = [(point.seq, row, value(row)) for point, row in found]
-        known = [(seq, row, y) for seq, row, y in known if y]
-        if not known:
+        found = sorted(lines[name], key=lambda pair: pair[0])
+        values = [None if "error" in row else value(row) or None for _, row in found]
+        if not any(values):
             continue
-        lengths |= {seq for seq, _, _ in known}
+        lengths |= {seq for seq, _ in found}
         traces.append({
-            "type": "scatter", "mode": "lines+markers", "name": name,
-            "x": [seq for seq, _, _ in known], "y": [y for _, _, y in known],
+            "type": "scatter", "mode": "lines+markers", "name": plain(name),
+            "x": [seq for seq, _ in found], "y": values,
             "line": {"color": colour[name], "width": 7 if name == "default" else 1.8},
             "marker": {"color": colour[name], "size": 10 if name == "default" else 6},
             "opacity": 0.55 if name == "default" else 1,
-            "customdata": [[milliseconds(y), str(row.get("chosen", ""))] for _, row, y in known],
-            "hovertemplate": f"<b>{name}</b> at %{{x}}: %{{customdata[0]}} {unit}"
+            "customdata": [
+                [milliseconds(y), plain(row.get("chosen", ""))]
+                for (_, row), y in zip(found, values, strict=True)
+            ],
+            "hovertemplate": f"<b>%{{fullData.name}}</b> at %{{x}}: %{{customdata[0]}} {unit}"
                              "<br>%{customdata[1]}<extra></extra>",
         })  # fmt: skip
     ticks = _sparse(sorted(lengths))
@@ -219,7 +246,7 @@ def _heat(land: findings.Landscape, least: float) -> Figure:
     top = max(0.5, min(3.0, worst))
     steps = [v for v in (1, 1.25, 1.5, 2, 3, 4, 6, 8) if math.log2(v) <= top]
     shared = {
-        "type": "heatmap", "x": [str(c) for c in land.columns], "y": [str(r) for r in land.rows],
+        "type": "heatmap", "x": [*map(plain, land.columns)], "y": [*map(plain, land.rows)],
         "customdata": [[_cell(t, least) for t in row] for row in cells], "texttemplate": "%{text}",
         "hovertemplate": "%{customdata}<extra></extra>", "xgap": 2, "ygap": 2,
     }  # fmt: skip
@@ -237,8 +264,8 @@ def _heat(land: findings.Landscape, least: float) -> Figure:
         "colorscale": [[0, _GREY], [1, _GREY]],
     }  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": land.across}, "type": "category", "showgrid": False},
-        "yaxis": {"title": {"text": land.down}, "type": "category", "showgrid": False},
+        "xaxis": {"title": {"text": plain(land.across)}, "type": "category", "showgrid": False},
+        "yaxis": {"title": {"text": plain(land.down)}, "type": "category", "showgrid": False},
         "height": 150 + 46 * max(4, len(land.rows)),
         "showlegend": False,
     }
@@ -249,10 +276,18 @@ def _cell(trial: Trial | None, least: float) -> str:
     """What a cell says when it is pointed at."""
     if trial is None:
         return "not tried"
-    if trial.status != "ok" or trial.median_ms is None:
-        return f"{trial.candidate.key}<br>{trial.status}: {trial.note[:120]}"
     ms = trial.median_ms
-    return f"{trial.candidate.key}<br>{milliseconds(ms)} ms, {ms / least:.2f}× the best"
+    over = f", {ms / least:.2f}× the best" if trial.status == "ok" and ms is not None else ""
+    return _told(trial) + over
+
+
+def _told(trial: Trial) -> str:
+    """A trial, and its time or how it failed."""
+    if trial.status != "ok" or trial.median_ms is None:
+        about = plain(f"{trial.status}: {trial.note[:_NOTE]}")
+    else:
+        about = f"{milliseconds(trial.median_ms)} ms"
+    return f"{plain(trial.candidate.key)}<br>{about}"
 
 
 def convergence(found: Findings, colour: Colours) -> Choices:
@@ -279,23 +314,24 @@ def _search(record: Record, colour: Colours) -> Figure:
         trials = [record.trials[i] for i in places]
         failed = name == "failed"
         traces.append({
-            "type": "scatter", "mode": "markers", "name": name, "x": [i + 1 for i in places],
+            "type": "scatter", "mode": "markers", "name": plain(name), "x": [i + 1 for i in places],
             "y": [slowest if failed else t.median_ms for t in trials],
             "marker": {"color": _GREY if failed else colour[name], "size": 8,
                        "symbol": "x" if failed else "circle"},
-            "customdata": [
-                f"{t.candidate.key}<br>" + (f"{t.status}: {t.note[:120]}" if failed
-                                            else f"{milliseconds(t.median_ms)} ms")
-                for t in trials
-            ],
+            "customdata": [*map(_told, trials)],
             "hovertemplate": "trial %{x}: %{customdata}<extra></extra>",
         })  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": "trial"}},
+        "xaxis": {"title": {"text": "trial"}, **_whole(len(numbers))},
         "yaxis": {"title": {"text": "milliseconds of a call"}, "type": "log"},
         "height": 380,
     }
     return {"data": traces, "layout": layout}
+
+
+def _whole(last: int) -> dict[str, Any]:
+    """Keeps an axis of whole numbers from ticks between them."""
+    return {"dtick": 1} if last <= 10 else {}
 
 
 def wall_time(found: Findings, colour: Colours) -> Figure:
@@ -305,10 +341,10 @@ def wall_time(found: Findings, colour: Colours) -> Figure:
     kinds = list(spent)[::-1]
     traces = [
         {
-            "type": "bar", "orientation": "h", "name": name, "y": kinds,
+            "type": "bar", "orientation": "h", "name": plain(name), "y": kinds,
             "x": [spent[kind].get(name, 0.0) for kind in kinds],
             "marker": {"color": colour[name]},
-            "hovertemplate": f"{name}, %{{y}}: %{{x:.1f}} s<extra></extra>",
+            "hovertemplate": "%{fullData.name}, %{y}: %{x:.1f} s<extra></extra>",
         }
         for name in names
     ]  # fmt: skip
@@ -323,6 +359,7 @@ def wall_time(found: Findings, colour: Colours) -> Figure:
 def failures(found: Findings, colour: Colours) -> Figure:
     """Failed trials by kind, and by implementation."""
     kinds = sorted({failure.status for failure in found.failures}, reverse=True)
+    most = max(sum(f.count for f in found.failures if f.status == kind) for kind in kinds)
     traces = []
     for name in sorted({failure.implementation for failure in found.failures}):
         counts = [
@@ -330,13 +367,13 @@ def failures(found: Findings, colour: Colours) -> Figure:
             for kind in kinds
         ]
         traces.append({
-            "type": "bar", "orientation": "h", "name": name, "x": counts,
-            "y": [kind.replace("_", " ") for kind in kinds], "marker": {"color": colour[name]},
-            "hovertemplate": f"{name}, %{{y}}: %{{x}}<extra></extra>",
+            "type": "bar", "orientation": "h", "name": plain(name), "x": counts,
+            "y": [plain(kind.replace("_", " ")) for kind in kinds], "marker": {"color": colour[name]},
+            "hovertemplate": "%{fullData.name}, %{y}: %{x}<extra></extra>",
         })  # fmt: skip
     layout = {
         "barmode": "stack", "height": 150 + 44 * len(kinds),
-        "xaxis": {"title": {"text": "trials"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": "trials"}, "rangemode": "tozero", **_whole(most)},
         "yaxis": {"automargin": True, "ticks": ""},
     }  # fmt: skip
     return {"data": traces, "layout": layout}

@@ -125,12 +125,12 @@ def gather(records: RecordSet, files: Sequence[BenchFile]) -> Findings:
     ]
     stale = [
         (record, reason)
-        for record in found
+        for record in sorted(found, key=_place)
         if record.problem.op in now
         and (reason := now[record.problem.op].staleness(record)) is not None
     ]
     return Findings(
-        tuned=sorted(deciding, key=lambda r: (-r.comparison.ratio, r.problem.key)),
+        tuned=sorted(deciding, key=lambda r: (-r.comparison.ratio, *_place(r))),
         stale=stale,
         quarantined=_standing(records.of_kind(quarantine.KIND)),
         damage=[(str(one.path), one.reason) for one in records.damage],
@@ -138,6 +138,12 @@ def gather(records: RecordSet, files: Sequence[BenchFile]) -> Findings:
         files=[tables.within(file) for file in files],
         made=time.time(),
     )
+
+
+def _place(record: Record) -> tuple[Any, ...]:
+    """Where a record stands among others: short sequences first."""
+    about = record.problem
+    return about.op, about.mode, about.seq, about.dim, about.key, record.device.key, record.id
 
 
 def _failures(trials: Iterable[Trial]) -> list[Failure]:

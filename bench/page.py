@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
@@ -17,8 +18,10 @@ from .figures import Choices
 from .findings import Findings
 from .tables import Within
 
-#: Cells of more characters than this get a width of their own, lest they wrap to a word a line.
-_LONG = 40
+#: Cells of more characters than these get a width of their own, lest they wrap to a word a line.
+_WIDTHS = ((120, 'class="text"'), (40, 'class="long"'))
+#: Reasons that are told before a table of all.
+_KINDS = 6
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -112,8 +115,8 @@ def _tiles(found: Findings) -> str:
     best = "–" if told["best_gain"] is None else f"{told['best_gain']:.2f}×"
     tiles = [
         (told["problems_tuned"], "problems tuned", ""),
-        (gain, "mean gain over the heuristic", "good"),
-        (best, "largest gain", "good"),
+        (gain, "mean gain over the heuristic", _good(told["mean_gain"])),
+        (best, "largest gain", _good(told["best_gain"])),
         (told["surely_faster"], "surely faster (95%)", ""),
         (f"{told['trials']:,}", "trials", ""),
         (told["trials_failed"], "of them failed", ""),
@@ -127,6 +130,11 @@ def _tiles(found: Findings) -> str:
     return f'<div class="tiles">{inside}</div>'
 
 
+def _good(gain: float | None) -> str:
+    """The class of a gain: one that can be seen is good."""
+    return "good" if gain is not None and round(gain, 2) > 1 else ""
+
+
 def _sections(found: Findings, plots: dict[str, Choices]) -> list[tuple[str, str, str]]:
     parts: list[tuple[str, str, str]] = []
     if found.tuned:
@@ -134,8 +142,8 @@ def _sections(found: Findings, plots: dict[str, Choices]) -> list[tuple[str, str
                       "inputs, with the 95% interval.")  # fmt: skip
         parts.append(("tuned", "Gains", text + _plot("gains", plots) + _tuned_table(found)))
     if "length" in plots:
-        text = _words("Medians of compiled calls; both axes are logarithmic. A line ends where "
-                      "an implementation failed.")  # fmt: skip
+        text = _words("Medians of compiled calls; both axes are logarithmic. A line has a gap "
+                      "where an implementation failed.")  # fmt: skip
         parts.append(("length", "Time and memory by length", text + _plot("length", plots)))
     if found.files:
         parts.append(("compared", "Compared", "".join(map(_file, found.files))))
@@ -177,7 +185,8 @@ def _table(
     """A table; heads are (text, is a number), cells are HTML."""
 
     def kind(cell: str, shown: str) -> str:
-        return 'class="long"' if not shown and len(cell) > _LONG else shown
+        wide = (name for least, name in _WIDTHS if not shown and len(cell) > least)
+        return next(wide, shown)
 
     kinds = ['class="number"' if number else "" for _, number in heads]
     top = "".join(f"<th {k}>{_text(n)}</th>" for (n, _), k in zip(heads, kinds, strict=True))
@@ -192,6 +201,11 @@ def _table(
     return f'{about}<div class="scroll"><table>{inside}</table></div>'
 
 
+def _folded(summary: str, inside: str) -> str:
+    """HTML that is shown when asked for."""
+    return f"<details><summary>{_text(summary)}</summary>{inside}</details>"
+
+
 def _tuned_table(found: Findings) -> str:
     heads = [("problem", False), ("chosen", False), ("ms", True), ("heuristic", False),
              ("ms", True), ("gain [95%]", True), ("trials", True), ("s", True)]  # fmt: skip
@@ -204,8 +218,7 @@ def _tuned_table(found: Findings) -> str:
         ]
         for record in found.tuned
     ]  # fmt: skip
-    count = len(rows)
-    return f"<details><summary>All {count} as a table</summary>{_table(heads, rows)}</details>"
+    return _folded(f"All {len(rows)} as a table", _table(heads, rows))
 
 
 def _file(one: Within) -> str:
@@ -271,7 +284,7 @@ def _errors(one: Within) -> str:
     if not rows:
         return ""
     inside = _table([("implementation", False), ("at", False), ("error", False)], rows)
-    return f"<details><summary>{len(rows)} errors</summary>{inside}</details>"
+    return _folded(f"{len(rows)} errors", inside)
 
 
 def _failures(found: Findings, plots: dict[str, Choices]) -> str:
@@ -282,10 +295,7 @@ def _failures(found: Findings, plots: dict[str, Choices]) -> str:
         [_text(f.status.replace("_", " ")), _code(f.implementation), str(f.count), _text(f.note)]
         for f in found.failures
     ]
-    inside = _table(heads, rows)
-    return (
-        _plot("failures", plots) + f"<details><summary>In their words</summary>{inside}</details>"
-    )
+    return _plot("failures", plots) + _folded("In their words", _table(heads, rows))
 
 
 def _trust(found: Findings) -> str:
@@ -293,7 +303,9 @@ def _trust(found: Findings) -> str:
     if found.stale:
         rows = [[_text(r.problem.label), _code(r.chosen.key), _text(why)] for r, why in found.stale]
         heads = [("stale: problem", False), ("chosen", False), ("why", False)]
-        text += _table(heads, rows)
+        whys = Counter(why for _, why in found.stale)
+        text += "".join(_words(f"{count} stale: {why}.") for why, count in whys.most_common(_KINDS))
+        text += _folded(f"All {len(rows)} stale records", _table(heads, rows))
     if found.quarantined:
         rows = [
             [_text(q.problem.label), _code(q.candidate.key), _text(q.status), _text(q.note)]
@@ -308,10 +320,10 @@ def _trust(found: Findings) -> str:
 
 
 def _dashboard() -> str:
-    return (
-        "<details><summary>The study in Optuna's own dashboard</summary><p>A run with "
-        "<code>shapetune tune … --storage sqlite:///tuning.db</code> keeps every study; open it "
-        "with</p><pre>pip install optuna-dashboard\noptuna-dashboard sqlite:///tuning.db</pre>"
-        "<p>A journal file opens the same way: <code>optuna-dashboard tuning.journal</code>.</p>"
-        "</details>"
+    return _folded(
+        "The study in Optuna's own dashboard",
+        "<p>A run with <code>shapetune tune … --storage sqlite:///tuning.db</code> keeps every "
+        "study; open it with</p>"
+        "<pre>pip install optuna-dashboard\noptuna-dashboard sqlite:///tuning.db</pre>"
+        "<p>A journal file opens the same way: <code>optuna-dashboard tuning.journal</code>.</p>",
     )

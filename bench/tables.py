@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table as RichTable
@@ -37,46 +38,95 @@ class Within:
 
 
 @dataclasses.dataclass(frozen=True)
+class Between:
+    """Two files.
+
+    Attributes:
+        first, second: The files.
+        points: The points that both have.
+        pairs: The implementations that both have.
+    """
+
+    first: BenchFile
+    second: BenchFile
+    points: list[Point]
+    pairs: list[Pair]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of both."""
+        return [self.first.name, self.second.name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """What each implementation takes at each of some points.
+
+    Attributes:
+        files: Names of the files.
+        points: The points, with the values of each file by implementation; None if it failed.
+    """
+
+    files: list[str]
+    points: list[tuple[Point, list[dict[str, float | None]]]]
+
+
+@dataclasses.dataclass(frozen=True)
 class Comparison:
     """Files by themselves, and the first against each other one.
 
     Attributes:
         within: For each file.
-        points: The common points of all files.
-        pairs: For each file after the first, the implementations that both share.
-        tables: The rows at the common points, by file.
+        between: The first file with each other one.
+        listings: For each of these; for one file alone, of all its points.
+        of_one_head: Points match whatever their batch and heads, and what is between files
+            is divided by both.
     """
 
     within: list[Within]
-    points: list[Point]
-    pairs: list[list[Pair]]
-    tables: list[Table]
+    between: list[Between]
+    listings: list[Listing]
+    of_one_head: bool
 
     def to_map(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "files": [
-                {
-                    "name": one.file.name,
-                    "device": one.file.device_name,
-                    "over": one.chooser,
-                    "implementations": [s.to_map() for s in one.summaries],
-                    "regret": {g: regret_map(losses) for g, losses in one.losses.items()},
-                }
-                for one in self.within
-            ],
-            "common_points": len(self.points),
+            "files": [within_map(one) for one in self.within],
+            "of_one_head": self.of_one_head,
             "across": [
                 {
+                    "files": one.names,
                     "name": pair.name,
                     "only_first": pair.only_first,
                     "only_second": pair.only_second,
                     "summary": pair.summary.to_map() if pair.summary else None,
                 }
-                for pairs in self.pairs
-                for pair in pairs
+                for one in self.between
+                for pair in one.pairs
+            ],
+            "points": [
+                {
+                    "files": one.files,
+                    "at": [{"point": point.label, "values": v} for point, v in one.points],
+                }
+                for one in self.listings
             ],
         }
+
+
+def within_map(one: Within) -> dict[str, Any]:
+    """What one file shows by itself, as plain values."""
+    return {
+        "name": one.file.name,
+        "device": one.file.device_name,
+        "rows": len(one.file.results),
+        "over": one.chooser,
+        "implementations": [summary.to_map() for summary in one.summaries],
+        "regret": {
+            group: {**regret_map(losses), "at": [loss.to_map() for loss in losses]}
+            for group, losses in one.losses.items()
+        },
+    }
 
 
 def within(file: BenchFile, chooser: str | None = None) -> Within:
@@ -88,12 +138,14 @@ def within(file: BenchFile, chooser: str | None = None) -> Within:
 
 
 def usual_chooser(file: BenchFile) -> str:
-    """`default` if a file has times of it, else the implementation with the most times."""
-    times: dict[str, int] = {"default": 0}
-    for row in file.results:
-        if compare.value_of(row) is not None:
-            times[compare.name_of(row)] = times.get(compare.name_of(row), 0) + 1
-    return "default" if times["default"] else max(times, key=lambda name: times[name])
+    """`default` if a file has times of it, or `default` with a tag, or what has the most times."""
+    times = Counter(
+        compare.name_of(row) for row in file.results if compare.value_of(row) is not None
+    )
+    tagged = [name for name in times if name.startswith("default:")]
+    if "default" in times:
+        return "default"
+    return max(tagged or times, key=times.__getitem__, default="default")
 
 
 def comparison(
@@ -102,21 +154,38 @@ def comparison(
     """Files side by side; ``chooser`` as in ``within``.
 
     Raises:
-        ShapetuneError: They have no point in common, or ``chooser`` is in none of them.
+        ShapetuneError: No file has a point in common with the first, or ``chooser`` is
+            in none of them.
     """
-    points = compare.common_points(files, match)
+    common = compare.common_points(files, match)
     names = sorted({compare.name_of(row) for file in files for row in file.results})
     if chooser is not None and chooser not in names:
         raise ShapetuneError(
             f"to={chooser!r} is in none of the files; they have: {', '.join(names)}"
         )
-    tables = [{match(p): rows for p, rows in compare.table(file).items()} for file in files]
+    found = [compare.table(file, match) for file in files]
+    between = [
+        Between(files[0], other, points, compare.across(files[0], other, match))
+        for other, points in zip(files[1:], common, strict=True)
+    ]
+    listings = [
+        listing(one.names, one.points, [found[0], theirs])
+        for one, theirs in zip(between, found[1:], strict=True)
+    ]
     return Comparison(
         [within(file, chooser) for file in files],
-        points,
-        [compare.across(files[0], other, match) for other in files[1:]],
-        tables,
+        between,
+        listings or [listing([files[0].name], sorted(found[0]), found)],
+        match is compare.any_batch,
     )
+
+
+def listing(names: list[str], points: Sequence[Point], found: Sequence[Table]) -> Listing:
+    """What each implementation of some files takes at some points."""
+    return Listing(names, [
+        (point, [{n: compare.value_of(row) for n, row in one[point].items()} for one in found])
+        for point in points
+    ])  # fmt: skip
 
 
 def regret_map(losses: Sequence[Loss]) -> dict[str, Any]:
@@ -135,6 +204,7 @@ def regret_map(losses: Sequence[Loss]) -> dict[str, Any]:
         "worst_to": worst.best,
         "above_2_percent": sum(loss.regret > _NOTABLE for loss in losses),
         "surely_above_2_percent": sum(loss.surely_above(_NOTABLE) for loss in losses),
+        "same_program": sum(loss.same_program for loss in losses),
         "best_by": dict(sorted(wins.items(), key=lambda item: -item[1])),
     }
 
@@ -150,22 +220,32 @@ def rendered(found: Comparison, points: bool) -> Iterator[Any]:
             if facet_names(one.summaries, by_length=True):
                 yield length_table("The same by sequence length", one.summaries)
             yield regret_table(one.losses, one.chooser)
-    if len(found.within) > 1:
-        yield f"\n{len(found.points)} points in common"
-    for other, pairs in zip(found.within[1:], found.pairs, strict=True):
-        first = found.within[0].file
-        title = f"{first.name} over {other.file.name} (above 1: {other.file.name} is faster)"
-        yield summary_table(title, [pair.summary for pair in pairs if pair.summary])
-        if first.device_name != other.file.device_name:
-            yield f"Different devices: {first.device_name} and {other.file.device_name}."
-        for pair in pairs:
-            if pair.only_first or pair.only_second:
-                yield (
-                    f"{pair.name}: a time in {first.name} alone at {pair.only_first} of them, "
-                    f"in {other.file.name} alone at {pair.only_second}"
-                )
+    for two in found.between:
+        yield from _rendered_between(two, found.of_one_head)
     if points:
-        yield points_table(found)
+        yield from (points_table(one, found.of_one_head) for one in found.listings if one.points)
+
+
+def _rendered_between(one: Between, of_one_head: bool) -> Iterator[Any]:
+    first, second = one.names
+    if not one.points:
+        yield f"\n{first} and {second} have no point in common"
+        return
+    many = "1 point" if len(one.points) == 1 else f"{len(one.points)} points"
+    yield f"\n{first} and {second} have {many} in common"
+    divided = ", of one batch × head" if of_one_head else ""
+    title = f"{first} over {second}{divided} (above 1: {second} is faster)"
+    yield summary_table(title, [pair.summary for pair in one.pairs if pair.summary])
+    if of_one_head:
+        yield "Batch and heads may differ: times and memory are divided by batch × heads."
+    if one.first.device_name != one.second.device_name:
+        yield f"Different devices: {one.first.device_name} and {one.second.device_name}."
+    for pair in one.pairs:
+        if pair.only_first or pair.only_second:
+            yield (
+                f"{pair.name}: a time in {first} alone at {pair.only_first} of them, "
+                f"in {second} alone at {pair.only_second}"
+            )
 
 
 def summary_table(title: str, summaries: Sequence[Summary]) -> RichTable:
@@ -231,6 +311,7 @@ def regret_table(losses: dict[str, list[Loss]], chooser: str) -> RichTable:
         "worst",
         "above 2%",
         "surely",
+        "same program",
         "worst at",
         "best how often",
     ):
@@ -242,30 +323,31 @@ def regret_table(losses: dict[str, list[Loss]], chooser: str) -> RichTable:
             at = f"{told['worst_point']} (to {told['worst_to']})" if told["worst"] > 0 else "-"
             shown.add_row(
                 group, str(told["points"]), f"{told['mean']:.1%}", f"{told['worst']:.1%}",
-                str(told["above_2_percent"]), str(told["surely_above_2_percent"]), at, often,
+                str(told["above_2_percent"]), str(told["surely_above_2_percent"]),
+                str(told["same_program"]), at, often,
             )  # fmt: skip
     return shown
 
 
-def points_table(found: Comparison) -> RichTable:
-    """Every common point: what each implementation of each file takes there."""
-    columns: list[tuple[int, str]] = []
-    for i, one in enumerate(found.tables):
-        names = {name for point in found.points for name in one[point]}
-        columns += [(i, name) for name in sorted(names)]
-    title = "Milliseconds at the common points (MiB in suite peak)"
+def points_table(found: Listing, of_one_head: bool) -> RichTable:
+    """Every point of a listing: what each implementation of each file takes there."""
+    columns = [
+        (i, name)
+        for i in range(len(found.files))
+        for name in sorted({name for _, values in found.points for name in values[i]})
+    ]
+    at = "the common points" if len(found.files) > 1 else "each point"
+    divided = ", of one batch × head" if of_one_head else ""
+    title = f"Milliseconds at {at} (MiB in suite peak){divided}"
     shown = RichTable(title=title, title_justify="left", header_style="bold")
     shown.add_column("point", no_wrap=True)
     for i, name in columns:
-        several = len(found.tables) > 1
-        shown.add_column(
-            f"{name}@{found.within[i].file.name}" if several else name, justify="right"
-        )
-    for point in found.points:
-        cells = []
-        for i, name in columns:
-            row = found.tables[i][point].get(name)
-            value = compare.value_of(row) if row else None
-            cells.append("error" if row and value is None else milliseconds(value))
-        shown.add_row(point.label, *cells)
+        head = f"{name}@{found.files[i]}" if len(found.files) > 1 else name
+        shown.add_column(head, justify="right", overflow="fold")
+    for point, values in found.points:
+        shown.add_row(point.label, *(_cell(values[i], name) for i, name in columns))
     return shown
+
+
+def _cell(values: Mapping[str, float | None], name: str) -> str:
+    return "error" if values.get(name, 0.0) is None else milliseconds(values.get(name))

@@ -134,7 +134,11 @@ class _Shown:
 @click.argument(
     "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@click.option("--any-batch", is_flag=True, help="Match points whatever their batch and heads.")
+@click.option(
+    "--any-batch",
+    is_flag=True,
+    help="Match points whatever their batch and heads; times are then of one batch × head.",
+)
 @click.option(
     "--points", is_flag=True, help="Also each common point, implementation by implementation."
 )
@@ -150,7 +154,7 @@ def compare(
     """Benchmark files side by side: ratios, their means, and what default loses to the best.
 
     A ratio above 1 says that the second of two is faster. With several files, the first
-    is held against each other at the points that both have.
+    is held against each other at the points that both have. --json holds each point too.
     """
     from ..bench import compare as comparing
     from ..bench import schema, tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ..cache.errors import CacheError
 from ..cache.key import Device
 from ..cache.merge import Change
 from ..cache.places import Place, Remote, check_writable, is_gone, read_path, write_place
-from ..cache.record_set import Damage
+from ..cache.record_set import Damage, RecordSet
 from . import pins
 from .options import (
     PlaceType,
@@ -26,6 +26,7 @@ from .options import (
     place_option,
 )
 from .output import print_values
+from .progress import Steps
 
 
 @click.group()
@@ -48,8 +49,15 @@ def _damage_maps(damage: list[Damage] | tuple[Damage, ...]) -> list[dict[str, st
 def info(cache: Place | None, as_json: bool) -> None:
     """Says which places are read, and what is in them."""
     places = [cache] if cache else read_path()
-    rows = [_place_map(place) for place in places]
-    every = merging.verify(places)
+    rows: list[dict[str, Any]] = []
+    with Steps("places") as steps:
+        steps.begin(len(places) + 1)
+        for place in places:
+            steps.doing(f"reading {place}")
+            rows.append(_place_map(place))
+            steps.advance()
+        steps.doing("reading them together")
+        every = merging.verify(places)
     values = {"places": rows, "records": len(every), "digest": every.digest}
     lines: list[str] = []
     for row in rows:
@@ -94,7 +102,10 @@ def _place_map(place: Place) -> dict[str, Any]:
 @json_option
 def merge(sources: tuple[Place, ...], cache: Path | None, as_json: bool) -> None:
     """Adds the records of other caches to yours: folders, .msgpack files or URLs."""
-    _changed("merged", merging.merge(cache or write_place(), sources), as_json)
+    with Steps("devices") as steps:
+        steps.doing(f"reading {', '.join(map(str, sources))}")
+        change = merging.merge(cache or write_place(), sources, tell=_done_with(steps, "merged"))
+    _changed("merged", change, as_json)
 
 
 @cache.command()
@@ -102,7 +113,27 @@ def merge(sources: tuple[Place, ...], cache: Path | None, as_json: bool) -> None
 @json_option
 def compact(cache: Path | None, as_json: bool) -> None:
     """Folds many small segments into few; readers and writers may go on meanwhile."""
-    _changed("compacted", merging.compact(cache or write_place()), as_json)
+    place = cache or write_place()
+    with Steps("devices") as steps:
+        steps.doing(f"reading {place}")
+        change = merging.compact(place, tell=_done_with(steps, "folded"))
+    _changed("compacted", change, as_json)
+
+
+def _done_with(steps: Steps, what: str) -> Callable[[str], None]:
+    """What hears of each device folder that is done."""
+
+    def heard(name: str) -> None:
+        steps.advance()
+        steps.doing(f"{what} {name}")
+
+    return heard
+
+
+def _verified(places: Sequence[Place], steps: Steps) -> RecordSet:
+    """All records of these places, every one looked into."""
+    steps.doing(f"reading every record of {', '.join(map(str, places))}")
+    return merging.verify(places)
 
 
 def _changed(what: str, change: Change, as_json: bool) -> None:
@@ -130,7 +161,8 @@ def export(
     path: Path, op: str | None, device: str | None, cache: Place | None, as_json: bool
 ) -> None:
     """Writes records as one .msgpack file, which is a cache to read or to merge."""
-    found = merging.verify([cache] if cache else read_path())
+    with Steps("places") as steps:
+        found = _verified([cache] if cache else read_path(), steps)
     kept = found.where(
         lambda head: (
             (op is None or head.problem_key.startswith(f"{op}|"))
@@ -221,17 +253,20 @@ def _device_named(name: str, target: str | None) -> Device:
 
 
 @contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on a terminal, and nothing in a pipe."""
-    if not sys.stderr.isatty():
-        yield lambda done, total, name: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
+def _copying(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Shows the segments that are copied, of which it hears."""
 
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task(title)
-        yield lambda done, total, name: bar.update(task, completed=done, total=total)
+    def heard(done: int, total: int, name: str) -> None:
+        if done:
+            steps.advance()
+        else:
+            steps.begin(total)
+        if name:
+            steps.doing(f"{what} {name}")
+
+    with Steps("segments") as steps:
+        steps.doing(f"{what}: looking at what is there")
+        yield heard
 
 
 @cache.command()
@@ -242,7 +277,7 @@ def push(url: Place, cache: Path | None, as_json: bool) -> None:
     """Copies your segments to a remote place or another folder that lacks them."""
     from ..cache import remote
 
-    with _progress("push") as progress:
+    with _copying("pushing") as progress:
         done = remote.push(cache or write_place(), url, progress)
     _transferred("pushed", done, as_json)
 
@@ -256,7 +291,7 @@ def pull(url: Place, cache: Path | None, as_json: bool) -> None:
     from ..cache import remote
 
     place = cache or write_place()
-    with _progress("pull") as progress:
+    with _copying("pulling") as progress:
         if isinstance(url, Remote):
             done = remote.pull(url, place, None, progress)
         elif is_gone(url):
@@ -293,8 +328,12 @@ def _transferred(what: str, done: Any, as_json: bool, nothing: str = "") -> None
 def verify(repair: bool, cache: Place | None, as_json: bool) -> None:
     """Reads every record, and lists what is damaged; exit status 1 if anything is."""
     places = [cache] if cache else read_path()
-    found = merging.verify(places)
-    moved = merging.repair(places[0]) if repair and found.damage else []
+    moved: list[Path] = []
+    with Steps("places") as steps:
+        found = _verified(places, steps)
+        if repair and found.damage:
+            steps.doing(f"moving what is damaged in {places[0]} aside")
+            moved = merging.repair(places[0])
     mended = {path.parent.parent / path.name for path in moved}
     left = [one for one in found.damage if one.path not in mended]
     values = {

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from .options import cache_option, json_option
+from ..cache.places import Place, read_path
+from .options import json_option, place_option
 from .progress import Steps, wide_console
 
 
@@ -19,24 +20,24 @@ from .progress import Steps, wide_console
     show_default=True, help="The HTML file: everything inside, works offline.",
 )  # fmt: skip
 @click.option("--title", default="shapetune report", show_default=True)
-@cache_option
+@place_option
 @json_option
 def report(
-    files: tuple[Path, ...], output: Path, title: str, cache: Path | None, as_json: bool
+    files: tuple[Path, ...], output: Path, title: str, cache: Place | None, as_json: bool
 ) -> None:
-    """One page of what is tuned and measured: from a cache, and files that bench made.
+    """One page of what is tuned and measured: from caches, and files that bench made.
 
     shapetune report bench.json --output report.html
     """
     from ..bench import findings, page, schema
-    from ..cache import default_places, load
+    from ..cache import load
 
     with Steps("steps") as steps:
         steps.begin(3)
         steps.doing("reading the cache and the files")
         read = [schema.read(path) for path in files]
         schema.check_writable(output)
-        found = findings.gather(load([cache] if cache else default_places()), read)
+        found = findings.gather(load([cache] if cache else read_path()), read)
         steps.advance()
         steps.doing("drawing")
         text = page.render(found, title)
@@ -73,6 +74,8 @@ def _print_summary(told: dict[str, Any]) -> None:
     for file in told["files"]:
         about = f"{file['device']}; {file['rows']} rows, {file['errors']} errors"
         lines.append((file["name"], about))
+        for name, mean in file["over_it"].items():
+            lines.append((f"  time of {name} over {file['held_against']}'s", f"{mean:.2f}×"))
         for group, lost in file["regret"].items():
             if lost:
                 text = f"{lost['mean']:.1%} on average, {lost['worst']:.1%} at worst"

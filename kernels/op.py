@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from ..cache.errors import ConfigError, UnknownNameError, UnsupportedError
 from ..cache.key import Candidate, Config, Device, Problem, Value
@@ -169,6 +170,14 @@ class Inputs:
     names: tuple[str, ...]
     differentiable: tuple[int, ...]
     weights: tuple[Any, ...]
+
+    def on_host(self) -> Inputs:
+        """The same as NumPy arrays, of which a part is taken without a compiled program."""
+        arrays, weights = (
+            tuple(None if one is None else np.asarray(one) for one in some)
+            for some in (self.arrays, self.weights)
+        )
+        return dataclasses.replace(self, arrays=arrays, weights=weights)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@
       layout.yaxis = { ...layout.yaxis, showticklabels: false, automargin: false };
       layout.annotations = given.yaxis.categoryarray.map((name, i) => ({
         text: name, xref: "paper", x: 0, xanchor: "left", y: i, yshift: 11, showarrow: false,
-        font: { color: colour("--soft"), size: 11 },
+        font: { color: colour("--soft"), size: 11 }, bgcolor: colour("--card"), borderpad: 0,
       }));
       layout.margin.l = 6;
       layout.xaxis = { ...layout.xaxis, tickangle: 0 };
@@ -67,7 +67,10 @@
     if (menu) menu.addEventListener("change", () => show(name, menu.selectedIndex));
     show(name, 0);
   }
-  const again = () => document.querySelectorAll(".plot").forEach((element) => draw(element, element.spec));
+  const again = () => document.querySelectorAll(".plot").forEach((element) => {
+    Plotly.purge(element); // else the scale of colours, once turned, leaves its labels behind
+    draw(element, element.spec);
+  });
   dark.addEventListener("change", again);
   narrow.addEventListener("change", again);
 })();

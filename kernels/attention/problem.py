@@ -281,12 +281,12 @@ def make_inputs(problem: Problem, seed: int = 0, kind: str = "normal") -> Inputs
         else:
             drawn.append(normal(one) > -1.5 if name == "mask" else normal(one))
     arrays = [
-        None if array is None else jnp.asarray(array, one.dtype)
+        None if array is None else jnp.asarray(array.astype(one.dtype))
         for array, one in zip(drawn, wanted.arrays, strict=True)
     ]
     weights = [jnp.asarray(normal(wanted.weights[0]))]
     # No gradient passes through the residual, so it takes no part in the loss.
-    weights += [jnp.zeros(one.shape, one.dtype) for one in wanted.weights[1:]]
+    weights += [jnp.asarray(np.zeros(one.shape, one.dtype)) for one in wanted.weights[1:]]
     return Inputs(tuple(arrays), NAMES, wanted.differentiable, tuple(weights))
 
 

@@ -51,6 +51,7 @@ def expect(problem: Problem, inputs: Inputs, slices: int = 2) -> list[Expected]:
     """
     pairs = [(b, k) for b in range(problem.batch) for k in range(problem.kv_heads)]
     picked = [pairs[i] for i in sorted({round(x) for x in np.linspace(0, len(pairs) - 1, slices)})]
+    inputs = inputs.on_host()
     found: list[Expected] = []
     for batch, kv_head in picked:
         found.extend(_expect_slice(problem, inputs, batch, kv_head))

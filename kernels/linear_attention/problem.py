@@ -207,7 +207,7 @@ def make_inputs(problem: Problem, seed: int = 0, kind: str = "normal") -> Inputs
     if kind != "normal":
         HARD_INPUTS[kind](query, key, value)
     dtype = jnp.dtype(problem.dtype)
-    arrays = (*(jnp.asarray(a, dtype) for a in (query, key, value)), state)
+    arrays = (*(jnp.asarray(a.astype(dtype)) for a in (query, key, value)), state)
     weights = tuple(jnp.asarray(normal(one)) for one in wanted.weights)
     return dataclasses.replace(wanted, arrays=arrays, weights=weights)
 
@@ -244,6 +244,7 @@ def expect(problem: Problem, inputs: Inputs, slices: int) -> list[Expected]:
         inputs: Its inputs.
         slices: How many groups, spread over batch and heads.
     """
+    inputs = inputs.on_host()
     groups = problem.batch * problem.kv_heads
     picked = np.unique(np.linspace(0, groups - 1, max(1, min(slices, groups))).astype(int))
     found = []

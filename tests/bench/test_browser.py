@@ -7,7 +7,7 @@ import pytest
 from shapetune.bench import findings, page, schema
 from shapetune.cache.record_set import RecordSet
 
-from .test_report import quarantined, searched
+from .test_report import HOSTILE, hostile_findings, quarantined, searched
 from .test_schema import FILES
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -105,4 +105,40 @@ def test_it_follows_a_change_of_theme(browser, address):
         "old => getComputedStyle(document.querySelector('#plots-time .xtick text')).fill !== old",
         arg=before,
     )
+    view.close()
+
+
+def test_a_plot_fits_a_window_that_was_narrow_for_a_while(browser, address):
+    view = browser.new_page(viewport={"width": 1280, "height": 900})
+    view.goto(address)
+    view.wait_for_selector("#plots-failures .main-svg")
+    for width in (390, 1280):
+        view.set_viewport_size({"width": width, "height": 900})
+        view.wait_for_function(
+            "() => { const part = '#plots-landscape ';"
+            " const width = (of) => document.querySelector(part + of).getBoundingClientRect().width;"
+            " return width('.heatmaplayer image') > 0.7 * width('.plot'); }"
+        )
+    view.close()
+
+
+def test_names_of_others_are_read_as_they_are(browser, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page.render(hostile_findings()), encoding="utf-8")
+    view = browser.new_page()
+    view.goto(path.as_uri())
+    view.wait_for_selector("#plots-failures .main-svg")
+    marks = {
+        "gains": ".point", "length": ".point", "landscape": ".heatmaplayer image",
+        "convergence": ".point", "time": ".bars:first-child .point", "failures": ".point",
+    }  # fmt: skip
+    for name, mark in marks.items():
+        place = view.locator(f"#plots-{name}")
+        place.scroll_into_view_if_needed()
+        place.locator(mark).last.hover(force=True)
+        hover = place.locator(".hoverlayer .hovertext").first
+        hover.wait_for()
+        assert HOSTILE in hover.text_content(), name
+        view.mouse.move(0, 0)
+    assert view.locator(".main-svg u").count() == 0
     view.close()

@@ -1,11 +1,12 @@
 import dataclasses
 import json
+import os
 import re
 
 import pytest
 from click.testing import CliRunner
 
-from shapetune.bench import figures, findings, page, schema
+from shapetune.bench import figures, findings, page, schema, tables
 from shapetune.cache import Candidate, Trial, load, publish
 from shapetune.cache.quarantine import LIFTED, Quarantine
 from shapetune.cache.record_set import RecordSet
@@ -13,6 +14,9 @@ from shapetune.cli import main
 
 from ..samples import BLOCKS, problem, record
 from .test_schema import FILES
+
+#: A name that plotly would read tags in, and a value of the point where it reads a template.
+HOSTILE = "<u>evil</u>%{x}"
 
 go = pytest.importorskip("plotly.graph_objects", reason="needs plotly")
 
@@ -125,9 +129,98 @@ def test_a_line_ends_where_an_implementation_failed(found):
         if "fwd_bwd" in label and "bfloat16" in label and "dim 64" in label
     )
     assert label.startswith("rtx3090_attention")
-    lengths = {trace["name"]: list(trace["x"]) for trace in times["data"]}
+    lengths = {
+        trace["name"]: [x for x, y in zip(trace["x"], trace["y"], strict=True) if y is not None]
+        for trace in times["data"]
+    }
     assert max(lengths["torch_math"]) == 3000
     assert max(lengths["default"]) == 8192
+
+
+def lines(rows):
+    """The plots against length of a file of such rows, by label."""
+    file = schema.BenchFile({"device_kind": "a card"}, {}, rows, "some")
+    found = findings.gather(RecordSet(), [file])
+    return dict(figures.against_length(found.files, figures.colours(found)))
+
+
+def row(seq, ms=1.0, **fields):
+    about = {"impl": "xla", "dtype": "float32", "head_dim": 64, "seq": seq, "causal": False,
+             "mode": "fwd", "batch": 1, "heads": 8}  # fmt: skip
+    outcome = {"median_ms": ms} if ms else {"error": "RESOURCE_EXHAUSTED"}
+    return {**about, **outcome, **fields}
+
+
+def test_a_line_has_a_gap_where_an_implementation_failed():
+    rows = [row(1024, None), row(512, 2.0), row(2048, 4.0)]
+    ((times, memory),) = lines([*rows, row(512, None, impl="never")]).values()
+    (trace,) = times["data"]
+    assert (trace["x"], trace["y"]) == ([512, 1024, 2048], [2.0, None, 4.0])
+    assert memory["data"] == []
+
+
+def test_a_line_is_of_one_batch_and_one_number_of_heads():
+    grids = [{}, {"batch": 4}, {"heads": 2}, {"head_dim": 128}]
+    found = lines([row(seq, **fields) for fields in grids for seq in (512, 1024)])
+    start = "some · attention · fwd · float32 · not causal"
+    assert set(found) == {
+        f"{start} · batch 1 · heads 8 · dim 64", f"{start} · batch 4 · heads 8 · dim 64",
+        f"{start} · batch 1 · heads 2 · dim 64", f"{start} · batch 1 · heads 8 · dim 128",
+    }  # fmt: skip
+    for times, _ in found.values():
+        assert [trace["x"] for trace in times["data"]] == [[512, 1024]]
+    (label,) = lines([row(512), row(1024)])
+    assert label == f"{start} · dim 64"
+
+
+def test_a_line_of_the_recurrence_is_of_one_window():
+    about = {"suite": "layer", "chunk": 64, "dim": 64}
+    found = lines([row(s, **about, window=w) for w in (64, 128) for s in (512, 1024)])
+    assert {label[-19:] for label in found} == {" window 64 · dim 64", "window 128 · dim 64"}
+
+
+def hostile_findings():
+    """What a cache and a file of others show that try to be markup wherever they can."""
+    named = Candidate(HOSTILE, {f"block_{HOSTILE}": 1, "chunk": 2})
+    one = record(chosen=named)
+    tried = [
+        Trial(Candidate(HOSTILE, {f"block_{HOSTILE}": i, "chunk": j}), "ok", 1.0, 1.0, 1.0, 7, 3, 9)
+        for i in (1, 2) for j in (1, 2)
+    ]  # fmt: skip
+    failed = Trial(named, HOSTILE, note=HOSTILE)
+    one = dataclasses.replace(one, trials=(*tried, failed))
+    found = findings.gather(RecordSet(), [])
+    rows = [row(512, impl=HOSTILE, chosen=HOSTILE), row(1024, None, impl=HOSTILE)]
+    file = schema.BenchFile({"device_kind": HOSTILE}, {}, rows, HOSTILE)
+    return dataclasses.replace(
+        found, tuned=[one], failures=[findings.Failure(HOSTILE, HOSTILE, HOSTILE, 1)],
+        files=[tables.within(file)],
+    )  # fmt: skip
+
+
+def words(value):
+    """Every text in plain values."""
+    if isinstance(value, dict):
+        return [text for one in value.values() for text in words(one)]
+    if isinstance(value, list):
+        return [text for one in value for text in words(one)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_names_of_others_are_text_in_every_plot():
+    found = hostile_findings()
+    colour = figures.colours(found)
+    drawn = [
+        *figures.gains(found, colour), *figures.against_length(found.files, colour),
+        *figures.landscapes(found), *figures.convergence(found, colour),
+        ("", [figures.wall_time(found, colour)]), ("", [figures.failures(found, colour)]),
+    ]  # fmt: skip
+    for _, several in drawn:
+        shown = words(several)
+        assert "<u>" not in "".join(shown)
+        assert "&lt;u&gt;" in "".join(shown)
+        assert not any("%{x}" in text for text in shown if "&lt;u&gt;" in text and "extra" in text)
+    assert "<u>" not in re.sub(r"<script>.*?</script>", "", page.render(found), flags=re.S)
 
 
 def test_the_page_is_whole_by_itself(found):
@@ -163,3 +256,39 @@ def test_the_command_writes_the_page_and_prints_the_same_numbers(own_cache, tmp_
     told = json.loads(CliRunner().invoke(main, ["report", "--json", "--output", str(path)]).stdout)
     assert told["problems_tuned"] == len(load([own_cache])) == 2
     assert told["mean_gain"] == pytest.approx(1.4)
+
+
+def test_the_terminal_has_each_mean_that_the_page_has(own_cache, tmp_path):
+    path = tmp_path / "report.html"
+    asked = ["report", *map(str, FILES), "--output", str(path)]
+    shown = CliRunner().invoke(main, asked).stdout
+    files = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)["files"]
+    means = [
+        (name, f"{mean:.2f}×", f"time of {name} over {file['held_against']}'s")
+        for file in files
+        for name, mean in file["over_it"].items()
+    ]
+    assert len(means) > 8
+    for name, mean, about in means:
+        assert re.search(rf"{re.escape(about)} +{re.escape(mean)}", shown), about
+        assert re.search(rf"<code>{name}</code></td><td[^>]*>\d+</td><td[^>]*><b>{mean}",
+                         path.read_text()), about  # fmt: skip
+
+
+def test_it_reads_all_places_that_are_read(own_cache, tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    publish(own_cache, [searched()])
+    publish(site, [searched(seq=512)])
+    asked = ["report", "--json", "--output", str(tmp_path / "report.html")]
+
+    def tuned(*places, options=()):
+        monkeypatch.setenv("SHAPETUNE_CACHE", os.pathsep.join(map(str, places)))
+        result = CliRunner().invoke(main, [*asked, *options])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)["problems_tuned"]
+
+    assert tuned(own_cache, site) == 2
+    assert tuned(own_cache) == 1
+    monkeypatch.setenv("SHAPETUNE_MIRROR", str(tmp_path / "mirrors"))
+    assert tuned("http://127.0.0.1:9/x", site) == 1
+    assert tuned(own_cache, options=["--cache", f"file://{site}"]) == 1
