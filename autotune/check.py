@@ -6,7 +6,7 @@ import collections
 import random
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -16,7 +16,6 @@ from ..cache.key import Problem
 from ..kernels.op import get_op
 from . import aot
 from .aot import Compilation, Task
-from .progress import Steps
 from .search import candidates
 from .targets import target
 
@@ -61,18 +60,19 @@ def plan(
     return tasks
 
 
-def run(tasks: Sequence[Task], jobs: int | None = None) -> list[Compilation]:
-    """Compiles the tasks in parallel, showing progress on standard error.
+def run(
+    tasks: Sequence[Task],
+    jobs: int | None = None,
+    heard: Callable[[Compilation], None] = lambda one: None,
+) -> list[Compilation]:
+    """Compiles the tasks in parallel; ``heard`` hears of each that is done.
 
     Raises:
         TargetError: The compiler is not installed.
     """
     if jobs is not None and jobs < 1:
         raise ShapetuneError(f"jobs must be at least 1, got {jobs}")
-    with Steps("candidates") as steps:
-        steps.begin(len(tasks))
-        steps.doing("compiling")
-        return aot.compile_all(tasks, jobs or aot.default_jobs(), lambda one: steps.advance())
+    return aot.compile_all(tasks, jobs or aot.default_jobs(), heard)
 
 
 def table(found: Sequence[Compilation]) -> Table:

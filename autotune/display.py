@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from .._words import duration
 from ..cache.key import Candidate, Problem
 from ..cache.record import Record, Trial
 from .final import front, samples_at_most
@@ -38,12 +39,6 @@ def milliseconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them: 45 s, 3 min 20 s."""
-    whole = max(0, round(seconds))
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
 
 
 def records_table(records: Sequence[Record]) -> Table:

@@ -226,14 +226,10 @@ class _Run:
         self, problem: Problem, heuristic: Candidate, pool: list[Candidate]
     ) -> list[Candidate]:
         """What takes the heuristic's place if that fails: the baseline's default, then others'."""
-        usable = self._op.usable(problem, self._device)
         names = {c.implementation for c in pool} | {self._op.baseline}
-        found = [
-            Candidate(name, dict(usable[name].default_config(problem, self._device)))
-            for name in sorted(usable, key=lambda name: (name != self._op.baseline, name))
-            if name in names
-        ]
-        return [one for one in found if one.implementation != heuristic.implementation]
+        names.discard(heuristic.implementation)
+        found = self._op.defaults(problem, self._device)
+        return [one for one in found if one.implementation in names]
 
     def _verdict(
         self, bases: list[Candidate], tester: Tester, trials: list[Trial], knowledge: Knowledge

@@ -11,7 +11,8 @@ from importlib import resources
 from typing import Any
 
 from .._version import __version__
-from ..autotune.display import duration, milliseconds, speedup
+from .._words import duration
+from ..autotune.display import milliseconds, speedup
 from ..cache.errors import ShapetuneError
 from . import figures, tables
 from .figures import Choices

@@ -195,12 +195,16 @@ def check(
 ) -> None:
     """Compiles candidates for GPUs that are not there."""
     from ..autotune import check as checking
+    from .progress import Steps
 
     problems = problems_of(op, fields)
     tasks = checking.plan(
         problems, targets, targets_file, implementation or (), sample=sample, seed=seed
     )
-    found = checking.run(tasks, jobs)
+    with Steps("candidates") as steps:
+        steps.begin(len(tasks))
+        steps.doing("compiling")
+        found = checking.run(tasks, jobs, lambda one: steps.advance())
     if as_json:
         click.echo(json.dumps([one.to_map() for one in found], indent=2))
     else:

@@ -291,6 +291,12 @@ class Op:
             if one.automatic(problem, device) and one.supports(problem, device) is None
         }
 
+    def defaults(self, problem: Problem, device: Device) -> list[Candidate]:
+        """The default of each usable implementation; the baseline's first, then by name."""
+        usable = self.usable(problem, device)
+        names = sorted(usable, key=lambda name: (name != self.baseline, name))
+        return [Candidate(n, dict(usable[n].default_config(problem, device))) for n in names]
+
     def require(self, problem: Problem, device: Device, candidate: Candidate) -> Implementation:
         """The implementation of a candidate that was asked for by name.
 

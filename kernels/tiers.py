@@ -113,10 +113,7 @@ class Case:
         if self.harm(first) is None:
             return first
         self.steps.append(f"passed over the heuristic {first.key}: {self.harm(first)}")
-        usable = self.op.usable(self.problem, self.device)
-        for name in sorted(usable, key=lambda name: (name != self.op.baseline, name)):
-            config = usable[name].default_config(self.problem, self.device)
-            other = Candidate(name, dict(config))
+        for other in self.op.defaults(self.problem, self.device):
             if self.harm(other) is None:
                 return other
         return first

@@ -103,8 +103,9 @@ class _Backward:
         count = code.ceil(code.most(code.sub(all_panels, self.part), 0), self.parts)
         panel_size = panels.dim * panels.width
         panels.fill(scratch["grad_queries"], code.mul(count, panel_size), 0.0)
-        panels.fill(scratch["slope_sums"], code.mul(count, panels.width), 0.0)
-        panels.fill(scratch["centre"], panels.dim, 0.0)
+        if self.centred:
+            panels.fill(scratch["slope_sums"], code.mul(count, panels.width), 0.0)
+            panels.fill(scratch["centre"], panels.dim, 0.0)
         with code.loop(0, panels.kv_length, self.block_k) as start:
             keys = code.least(self.block_k, code.sub(panels.kv_length, start))
             panels.load_keys(self.key, start, keys, sizes.head_dim, scratch["keys"])

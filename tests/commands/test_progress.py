@@ -5,9 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from shapetune.autotune import aot, progress
+from shapetune.autotune import aot
 from shapetune.cache import publish
 from shapetune.cli import main
+from shapetune.commands import progress
 
 from ..samples import problem, record
 

@@ -4,8 +4,8 @@ import time
 
 from rich.console import Console
 
-from shapetune.autotune import progress
-from shapetune.autotune.progress import Steps
+from shapetune.commands import progress
+from shapetune.commands.progress import Steps
 
 
 def console(terminal):
