@@ -19,8 +19,11 @@ from .outcome import TrialError
 from .races import CALM, Standings, field_of
 from .trial import Tester, compare
 
-#: Seconds after which no race more than on a calm machine begins, nor after the budget.
+#: Seconds after which no further race begins; on a noisy machine's extra ones, nor after the budget.
 _RACES_S = 60.0
+#: Seconds of a race at most, by what the search found: fewer finalists run, but two do.
+_RACE_S = _RACES_S / CALM.stages
+_LEAST_FINALISTS = 2
 #: A gain smaller than this is not worth another program than the heuristic's.
 LEAST_GAIN = 1.01
 
@@ -161,6 +164,9 @@ class _Final:
             best = found[0][0] if found else trial
             if self._options.objective != "memory" and _low(trial) > self._field.reach * _low(best):
                 break
+            racing = [self._fallback, trial, *(other for other, _ in found)]
+            if len(found) >= _LEAST_FINALISTS and self._race_s(racing) > _RACE_S:
+                break
             self._listener.stage(f"verifying {trial.candidate.key} on harder inputs")
             verified = self._tester.verify_hard(trial.candidate)
             if isinstance(verified, Trial):
@@ -168,6 +174,10 @@ class _Final:
             else:
                 found.append((trial, verified))
         return found
+
+    def _race_s(self, racing: Sequence[Trial]) -> float:
+        """Seconds that a race takes, about."""
+        return self._options.rounds * sum(_ms(trial) for trial in racing) / 1e3
 
     def _promising(self) -> list[Trial]:
         timed = [
@@ -194,11 +204,13 @@ class _Final:
             finalists = [t for t in finalists if t.temp_mb <= least]
         running = list(finalists)
         standings = Standings(self._field)
-        end = time.monotonic() + min(_RACES_S, self._options.budget)
+        started = time.monotonic()
         for stage in range(self._field.stages):
             if not running or (stage and len(running) == 1):
                 break
-            if stage >= CALM.stages and time.monotonic() > end:
+            extra = stage >= CALM.stages
+            limit = min(_RACES_S, self._options.budget) if extra else _RACES_S
+            if stage and time.monotonic() - started > limit:
                 break
             try:
                 found = self._run(running, stage)

@@ -17,7 +17,7 @@ from ..autotune.measure import paired_ratio
 from ..cache.errors import ShapetuneError
 from ..kernels import get_op
 from .schema import BenchFile, Row, suite_of
-from .suites import window_of
+from .suites import RIVAL, window_of
 
 #: What other files call implementations that have another name here.
 ALIASES = {
@@ -152,7 +152,7 @@ def _of_one_head(row: Row) -> Row:
 
 def group_of(name: str) -> str:
     """``"ours"``, ``"jax"`` or ``"torch"``: whose an implementation is."""
-    name = name.partition(":")[0]
+    name = name.partition(":")[0].removeprefix(RIVAL)
     if name.startswith("torch"):
         return "torch"
     own = any(name in get_op(op).implementations for op in ("attention", "linear_attention"))

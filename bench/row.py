@@ -22,7 +22,7 @@ import numpy as np
 from ..autotune import measure, verify
 from ..autotune.outcome import in_one_line
 from ..cache.errors import UnsupportedError
-from ..cache.key import Problem
+from ..cache.key import Candidate, Problem
 from ..kernels import current_device, default, get_op, rattention
 from ..kernels.op import Expected, Inputs, Op
 from . import isolate, peers, suites
@@ -55,6 +55,7 @@ class Request:
         least: See there.
         interpret: Time interpreted kernels too.
         cache: Cache place of ``default``; None for the usual ones.
+        rivals: By implementation the config of its row as a rival.
     """
 
     rows: list[Row]
@@ -64,6 +65,7 @@ class Request:
     least: int = 7
     interpret: bool = False
     cache: str | None = None
+    rivals: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Runner(Protocol):
@@ -140,13 +142,16 @@ class Point:
         if name.startswith("torch_"):
             assert self.inputs is not None
             return TorchPeer(name, self.problem, self.inputs), {}
-        one = self.op.implementation(name)
+        one = self.op.implementation(name.removeprefix(suites.RIVAL))
         slow = peers.too_slow(one, self.device)
         if slow and not self.request.interpret:
             raise UnsupportedError(slow)
         # The layer takes the name of an implementation, and so its default config.
         chunk = None if self.suite == "layer" else row.get("chunk")
-        candidate = peers.candidate_of(self.op, name, self.problem, self.device, chunk)
+        if suites.is_rival(row):
+            candidate = self._rival(one.name)
+        else:
+            candidate = peers.candidate_of(self.op, name, self.problem, self.device, chunk)
         self.op.require(self.problem, self.device, candidate)
         about: Row = {"chosen": candidate.key}
         if name == "default":
@@ -159,6 +164,15 @@ class Point:
         args = measure.arguments(self.problem, inputs)
         name_them = functools.partial(measure.named_outputs, self.op, self.problem, inputs)
         return JaxRunner(function, args, name_them), about
+
+    def _rival(self, name: str) -> Candidate:
+        """What the tuning of this point found of an implementation, beside its choice."""
+        if name not in self.request.rivals:
+            raise UnsupportedError(
+                f"the tuning of this point timed no {name} but what it chose; --tune does, one "
+                "attention or recurrence at a time, and a longer --tune-budget more of them"
+            )
+        return Candidate(name, self.request.rivals[name])
 
     def _memory_inputs(self) -> Inputs:
         """Of suite ``peak``: what the program takes, and nothing else on the device.

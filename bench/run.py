@@ -94,8 +94,12 @@ def run(plan: Plan, output: Path, settings: Settings, watcher: Watcher) -> tuple
     Raises:
         BenchFileError: The file is there but is not one of ours.
         OutputError: The file cannot be written.
-        ShapetuneError: It is of another device, or of another grid without ``append``.
+        ShapetuneError: It is of another device, or of another grid without ``append``;
+            or rivals are wanted, but nothing is tuned.
     """
+    rivals_wanted = sorted({row["impl"] for row in plan.rows if suites.is_rival(row)})
+    if rivals_wanted and not settings.tune:
+        raise ShapetuneError(f"impl {rivals_wanted[0]!r} is what --tune finds; pass --tune too")
     watcher.doing("looking at the device")
     file = _opened(plan, output, settings)
     if settings.retry_errors:
@@ -113,13 +117,14 @@ def run(plan: Plan, output: Path, settings: Settings, watcher: Watcher) -> tuple
         if settings.stop_after and time.monotonic() - started > settings.stop_after:
             break
         measures_memory = suite_of(point[0]) == "peak"
-        chooses = any(row["impl"] == "default" for row in point)
+        chooses = any(row["impl"] == "default" or suites.is_rival(row) for row in point)
+        rivals = {}
         if settings.tune and chooses and not measures_memory:
-            _tune(point, plan.config, settings, watcher)
+            rivals = _tune(point, plan.config, settings, watcher)
         together = settings.interleave and not measures_memory
         for rows in [point] if together else [[row] for row in point]:
             watcher.doing(_label(rows, plan.config))
-            found = _in_order(rows, _measure(rows, plan.config, settings))
+            found = _in_order(rows, _measure(rows, plan.config, settings, rivals))
             file.results.extend(found)
             write(output, file)
             left -= len(found)
@@ -182,7 +187,8 @@ def _in_order(rows: list[Row], found: list[Row]) -> list[Row]:
 
 def _tune(
     point: list[Row], config: Mapping[str, Any], settings: Settings, watcher: Watcher
-) -> None:
+) -> dict[str, Any]:
+    """Tunes a point; gives the configs of the rivals, of a point that is one problem."""
     problems = suites.tunable(point[0], config)
     watcher.doing(f"tuning {problems[0].label}")
     request = {
@@ -200,9 +206,13 @@ def _tune(
             watcher.noted(f"{event['failed']} is not tuned: {event['reason']}")
     if reason is not None:
         watcher.noted(f"{problems[0].label} is not tuned: {reason}")
+    told = [event["rivals"] for event in events if "rivals" in event]
+    return told[0] if len(told) == len(problems) == 1 else {}
 
 
-def _measure(rows: list[Row], config: Mapping[str, Any], settings: Settings) -> list[Row]:
+def _measure(
+    rows: list[Row], config: Mapping[str, Any], settings: Settings, rivals: Mapping[str, Any]
+) -> list[Row]:
     """The finished rows of a point; what a dying worker leaves is measured by another."""
     found: list[Row] = []
     pending = list(rows)
@@ -214,6 +224,7 @@ def _measure(rows: list[Row], config: Mapping[str, Any], settings: Settings) -> 
             "rounds": settings.rounds,
             "interpret": settings.interpret,
             "cache": settings.cache,
+            "rivals": dict(rivals),
         }
         limit = _PATIENCE_S + _PATIENCE * settings.seconds
         events, reason = isolate.run(

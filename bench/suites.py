@@ -25,6 +25,10 @@ PEERS = {
     "linear_attention": (),
 }
 
+#: Before the name of an implementation: its fastest config in the tuning of the point, but for
+#: the one that was chosen.
+RIVAL = "rival_"
+
 #: The grids of the files that these suites are made after.
 _GRIDS: dict[str, dict[str, Any]] = {
     "attention": {
@@ -69,15 +73,23 @@ class Plan:
         yield from groups.values()
 
 
+def is_rival(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of what tuning found beside its choice."""
+    return str(row["impl"]).startswith(RIVAL)
+
+
 def implementations(op: str) -> list[str]:
-    """The implementations that a benchmark of an op may have rows of."""
-    return ["default", *get_op(op).implementations, *PEERS[op]]
+    """The implementations that a benchmark of an op may have rows of, tuned or not."""
+    own = get_op(op).implementations
+    return ["default", *own, *PEERS[op], *(RIVAL + name for name in own)]
 
 
 def usual(op: str) -> list[str]:
     """Those that it has rows of unless told otherwise: PyTorch's where it is installed."""
-    installed = importlib.util.find_spec("torch") is not None
-    return [n for n in implementations(op) if installed or not n.startswith("torch_")]
+    left_out = [RIVAL]
+    if importlib.util.find_spec("torch") is None:
+        left_out.append("torch_")
+    return [n for n in implementations(op) if not n.startswith(tuple(left_out))]
 
 
 def plan(

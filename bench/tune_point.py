@@ -8,28 +8,41 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from ..autotune import Listener, Options, tune
 from ..cache.key import Problem
-from ..cache.record import Record
+from ..cache.record import Record, Trial
 from . import isolate
 
 
 class _Teller(Listener):
-    """Writes an event for each problem: what was chosen, or why nothing was."""
+    """Writes an event for each problem: what was chosen and its rivals, or why nothing was."""
 
     def __init__(self, told: Path) -> None:
         self._told = told
 
     def problem_done(self, index: int, record: Record, fresh: bool) -> None:
-        self._tell({"tuned": record.chosen.key})
+        self._tell({"tuned": record.chosen.key, "rivals": rivals(record)})
 
     def problem_failed(self, index: int, problem: Problem, reason: str) -> None:
         self._tell({"failed": problem.label, "reason": reason})
 
-    def _tell(self, event: dict[str, str]) -> None:
+    def _tell(self, event: dict[str, Any]) -> None:
         with self._told.open("a", encoding="utf-8") as out:
             out.write(json.dumps(event) + "\n")
+
+
+def rivals(record: Record) -> dict[str, dict[str, Any]]:
+    """The config of each implementation's fastest trial, that of the choice itself left out."""
+    found: dict[str, Trial] = {}
+    for trial in record.trials:
+        name = trial.candidate.implementation
+        if trial.status != "ok" or trial.candidate == record.chosen:
+            continue
+        if name not in found or (trial.median_ms or 0.0) < (found[name].median_ms or 0.0):
+            found[name] = trial
+    return {name: dict(trial.candidate.config) for name, trial in found.items()}
 
 
 def main() -> None:

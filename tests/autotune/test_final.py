@@ -201,3 +201,29 @@ def test_an_equal_is_rarely_declared_a_winner():
 def test_the_front_is_what_none_beats_in_both():
     found = front(trials({"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 9.0, "b": 9.5, "c": 1.0}))
     assert [t.candidate.implementation for t in found] == ["a", "c"]
+
+
+class Slow(Paper):
+    """One whose races take as long as they say, by a clock of its own."""
+
+    def __init__(self, times, monkeypatch):
+        super().__init__(times, noise=0.01)
+        self.now = 0.0
+        monkeypatch.setattr(final.time, "monotonic", lambda: self.now)
+
+    def race(self, candidates, rounds, seed=0, anew=False):
+        found = super().race(candidates, rounds, seed, anew)
+        self.now += found.sum() / 1e3
+        return found
+
+
+def test_races_of_calls_that_take_long_stay_short(monkeypatch):
+    """Seven rounds of seven candidates of 2 s would be 100 s, three times over."""
+    times = {"plain": 2400.0, **{f"c{i}": 2000.0 + i for i in range(6)}}
+    paper = Slow(times, monkeypatch)
+    verdict(times, paper=paper)
+    races = [names for names in paper.raced if len(names) > 2]
+    assert [len(names) for names in races] == [3, 3]
+    short = Slow({name: ms / 1e3 for name, ms in times.items()}, monkeypatch)
+    verdict(short.times, paper=short)
+    assert [len(names) for names in short.raced if len(names) > 2] == [7, 7, 7]

@@ -210,7 +210,7 @@ def test_a_loss_within_the_noise_is_not_a_sure_one():
 
 
 def test_groups_are_ours_jax_and_torch():
-    names = ("default", "blockwise", "pallas_mha", "jax_xla", "cudnn", "torch_flash")
+    names = ("default", "blockwise", "rival_llvm", "jax_xla", "cudnn", "torch_flash")
     assert [compare.group_of(n) for n in names] == ["ours"] * 3 + ["jax"] * 2 + ["torch"]
     assert compare.in_group("jax_xla", "all")
     assert not compare.in_group("torch_math", "jax")

@@ -11,6 +11,9 @@ import pytest
 from shapetune.bench import row as worker
 from shapetune.bench import schema, suites
 from shapetune.bench.row import JaxRunner, Point, Request, Session
+from shapetune.cache import Candidate
+from shapetune.cache.errors import UnsupportedError
+from shapetune.kernels import current_device, get_op
 
 GRID = {"seq": (100,), "dim": (8,), "dtype": ("float32",), "batch": 1, "heads": 2}
 
@@ -65,3 +68,17 @@ def test_peak_memory_has_no_array_that_the_program_does_not_take(monkeypatch, mo
     assert (found["peak_mb"], len(placed)) == (3.0, arrays)
     assert sum(placed) / 2**20 == pytest.approx(found["inputs_mb"])
     assert "since its process began" in found["memory_note"]
+
+
+def test_a_rival_runs_with_its_own_config_and_without_one_says_why():
+    plan = suites.plan("attention", impls=("rival_blockwise", "rival_xla"), grid=GRID)
+    problem = suites.problem_of(plan.rows[0], plan.config)
+    op, device = get_op("attention"), current_device()
+    space = op.implementation("blockwise").space(problem, device)
+    config = next(iter(space))
+    assert config != op.implementation("blockwise").default_config(problem, device)
+    point = Point(Request(rows=plan.rows, config=plan.config, rivals={"blockwise": config}))
+    _, about = point.runner(plan.rows[0])
+    assert about["chosen"] == Candidate("blockwise", config).key
+    with pytest.raises(UnsupportedError, match=r"timed no xla.*--tune-budget"):
+        point.runner(plan.rows[1])

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import subprocess
@@ -8,11 +9,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shapetune.bench import isolate, peers, run, schema, suites
+from shapetune.bench import isolate, peers, run, schema, suites, tune_point
 from shapetune.bench.run import Settings
+from shapetune.cache import Candidate, Trial
 from shapetune.cache.errors import ShapetuneError
 from shapetune.cli import main
 from shapetune.kernels import current_device, get_op
+
+from .. import samples
 
 TINY = {"seq": (40, 48), "dim": (16,), "dtype": ("float32",), "causal": (True,), "mode": ("fwd",),
         "batch": 1, "heads": 2}  # fmt: skip
@@ -166,6 +170,26 @@ def test_tuning_comes_before_the_rows_of_default(measured, tmp_path):
     only = suites.plan("attention", impls=("xla",), grid=TINY)
     run.run(only, tmp_path / "b.json", Settings(tune=True), Watcher())
     assert {module.rpartition(".")[2] for module, _ in measured} == {"row"}
+
+
+def test_rivals_run_with_what_the_tuning_of_their_point_found(measured, monkeypatch, tmp_path):
+    only = suites.plan("attention", impls=("default", "rival_xla"), grid=TINY)
+    with pytest.raises(ShapetuneError, match=r"'rival_xla'.*--tune"):
+        run.run(only, tmp_path / "a.json", Settings(), Watcher())
+    assert not measured
+    plain, found = isolate.run, iter(({"xla": {"block": 1}}, {"xla": {"block": 2}}))
+
+    def worker(module, request, **limits):
+        if module.endswith("tune_point"):
+            return [{"tuned": "llvm", "rivals": next(found)}], None
+        return plain(module, request, **limits)
+
+    monkeypatch.setattr(isolate, "run", worker)
+    run.run(only, tmp_path / "a.json", Settings(tune=True, interleave=True), Watcher())
+    assert [request["rivals"] for _, request in measured] == [
+        {"xla": {"block": 1}},
+        {"xla": {"block": 2}},
+    ]
 
 
 def test_memory_alone_is_neither_tuned_nor_measured_together(measured, tmp_path):
@@ -326,3 +350,17 @@ def test_the_command_measures_all_suites_into_one_file(tmp_path):
     assert "compiled program" in rows["peak", "default"]["memory_note"]
     assert "interpreted" in rows["kernel", "pallas"]["error"]
     assert json.loads(path.read_text())["config"]["suites"] == list(suites.LINEAR_SUITES)
+
+
+def test_a_rival_is_the_fastest_trial_of_its_implementation_but_for_the_choice():
+    trials = [
+        Trial(Candidate(name, {"block": block}), status, median_ms=ms)
+        for name, block, status, ms in (
+            ("a", 1, "ok", 3.0), ("a", 2, "ok", 2.0), ("a", 3, "wrong_result", None),
+            ("b", 1, "ok", 1.0), ("b", 2, "ok", 1.5), ("c", 1, "ok", 1.0),
+        )
+    ]  # fmt: skip
+    found = dataclasses.replace(
+        samples.record(), chosen=Candidate("b", {"block": 1}), trials=tuple(trials)
+    )
+    assert tune_point.rivals(found) == {"a": {"block": 2}, "b": {"block": 2}, "c": {"block": 1}}
