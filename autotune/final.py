@@ -146,6 +146,11 @@ class _Final:
         self._listener.stage(f"comparing {chosen.key} with the heuristic again, compiled anew")
         return compare(self._tester, self._heuristic, chosen, pairs, seed=99, anew=True)
 
+    @property
+    def _must_win(self) -> bool:
+        """Whether only what is faster than the heuristic can be chosen."""
+        return self._options.objective != "memory" and self._fits(self._fallback)
+
     def _fits(self, trial: Trial) -> bool:
         most = self._options.max_temp_mb
         return most is None or trial.temp_mb <= most
@@ -161,8 +166,10 @@ class _Final:
         for trial in self._promising():
             if len(found) == self._field.finalists:
                 break
-            best = found[0][0] if found else trial
-            if self._options.objective != "memory" and _low(trial) > self._field.reach * _low(best):
+            best = _low(found[0][0] if found else trial)
+            if self._must_win:
+                best = min(best, _low(self._fallback))
+            if self._options.objective != "memory" and _low(trial) > self._field.reach * best:
                 break
             racing = [self._fallback, trial, *(other for other, _ in found)]
             if len(found) >= _LEAST_FINALISTS and self._race_s(racing) > _RACE_S:
@@ -197,7 +204,7 @@ class _Final:
         self._failed(now)
 
     def _race(self, finalists: list[Trial]) -> Trial | None:
-        """The one that wins the races against the heuristic; None if all of them fail."""
+        """The one that wins the races against the heuristic; None if all fail, or surely lose."""
         self._listener.stage(f"racing {len(finalists)} finalists against the heuristic")
         if self._options.objective == "memory":
             least = min(t.temp_mb for t in finalists)
@@ -219,7 +226,7 @@ class _Final:
                 standings = Standings(self._field)
                 continue
             standings.add(running, found)
-            running = standings.left(running, stage + 1)
+            running = standings.left(running, stage + 1, self._must_win)
         if not running:
             return None
         return standings.best(running) if standings else running[0]

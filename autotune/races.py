@@ -1,7 +1,7 @@
 """Races of finalists: how many take part, who drops out, and who leads in the end.
 
 On a calm machine finalists are compared round by round, and those surely behind
-drop out. On one that is busy with something else, what disturbs a program makes
+drop out; so do those surely slower than the heuristic, which it would win against. On one that is busy with something else, what disturbs a program makes
 it slower, never faster, and hits the programs that use more processors harder; so
 there the fastest tenth of each one's samples counts, of more samples.
 """
@@ -79,10 +79,14 @@ class Standings:
             old = self._times.get(trial.candidate, np.empty((0, 2)))
             self._times[trial.candidate] = np.concatenate([old, times[:, [0, i]]])
 
-    def left(self, running: Sequence[Trial], stages: int) -> list[Trial]:
-        """Those that race on after so many races."""
+    def left(self, running: Sequence[Trial], stages: int, must_win: bool = False) -> list[Trial]:
+        """Those that race on after so many races; none that loses, if they must win."""
         if stages % self._field.patience:
             return list(running)
+        if must_win:
+            running = [trial for trial in running if not self._loses(trial)]
+        if not running:
+            return []
         if self._field.noisy:
             # Whoever leads after a few rounds is likelier lucky than good: the half
             # that is behind goes, however surely.
@@ -105,6 +109,14 @@ class Standings:
         if self._field.noisy:
             return float(np.quantile(own, _UNDISTURBED))
         return float(np.median(own / base))
+
+    def _loses(self, trial: Trial) -> bool:
+        """Whether it is surely slower than the heuristic; by more than noise, if it is noisy."""
+        base, own = self._times[trial.candidate].T
+        if self._field.noisy:
+            fastest = float(np.quantile(base, _UNDISTURBED))
+            return self._score(trial) > _NOISY_SPREAD * fastest
+        return measure.paired_ratio(base, own)[2] < 1.0
 
     def _as_fast(self, lead: Trial, trial: Trial) -> bool:
         if self._field.noisy:

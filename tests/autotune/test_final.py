@@ -227,3 +227,24 @@ def test_races_of_calls_that_take_long_stay_short(monkeypatch):
     short = Slow({name: ms / 1e3 for name, ms in times.items()}, monkeypatch)
     verdict(short.times, paper=short)
     assert [len(names) for names in short.raced if len(names) > 2] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_what_is_surely_slower_than_the_heuristic_is_not_raced_on(noise):
+    times = {"plain": 10.0, "a": 12.0, "b": 12.5, "c": 13.5}
+    paper = Paper(times, noise)
+    found = verdict(times, paper=paper)
+    assert found.chosen == HEURISTIC
+    # The last is beyond reach of the heuristic; the others lose the first race.
+    assert paper.raced == [["plain", "a", "b"]]
+    # Memory is another matter: the least wins, however slow.
+    found = verdict(times, {"plain": 5.0, "c": 1.0}, paper=paper, objective="memory")
+    assert found.chosen == Candidate("c")
+
+
+def test_a_heuristic_that_is_too_large_gives_way_to_what_is_slower():
+    times = {"plain": 10.0, "a": 12.0, "b": 30.0}
+    found = verdict(times, {"plain": 50.0, "a": 9.0, "b": 5.0}, max_temp_mb=9.0)
+    assert found.chosen == Candidate("a")
+    found = verdict(times, {"plain": 50.0, "a": 20.0, "b": 5.0}, max_temp_mb=9.0)
+    assert found.chosen == Candidate("b")

@@ -102,7 +102,7 @@ def test_faulty_implementations_do_not_end_a_run_or_win(own_cache):
 
 
 def test_a_winner_that_fails_the_hard_inputs_does_not_win(own_cache):
-    about = {**SMALL, "seq": 257, "dtype": "bfloat16"}
+    about = {**SMALL, "seq": 129, "dtype": "bfloat16"}  # faster than xla, the heuristic here
     options = dataclasses.replace(QUICK, implementations=("overflows",))
     with faulty.registered("overflows"):
         (one,) = shapetune.tune("attention", about, options=options)

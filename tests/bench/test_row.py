@@ -71,7 +71,9 @@ def test_peak_memory_has_no_array_that_the_program_does_not_take(monkeypatch, mo
 
 
 def test_a_rival_runs_with_its_own_config_and_without_one_says_why():
-    plan = suites.plan("attention", impls=("rival_blockwise", "rival_xla"), grid=GRID)
+    plan = suites.plan(
+        "attention", impls=("rival_blockwise", "rival_xla"), grid={**GRID, "seq": (600,)}
+    )
     problem = suites.problem_of(plan.rows[0], plan.config)
     op, device = get_op("attention"), current_device()
     space = op.implementation("blockwise").space(problem, device)
