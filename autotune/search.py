@@ -2,6 +2,8 @@
 
 The heuristic comes first, then seeds, then Optuna; a space small enough is
 searched whole. No candidate is proposed twice.
+
+Optuna is imported when a study is made: workers, which try candidates, need none.
 """
 
 from __future__ import annotations
@@ -10,21 +12,19 @@ import logging
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import optuna
-from optuna.storages.journal import JournalFileBackend
+from typing import TYPE_CHECKING, Any
 
 from ..cache.errors import StorageError, UnknownNameError
 from ..cache.key import Candidate, Device, Problem, Value
 from ..cache.record import Trial
 from ..kernels.op import Op
 
+if TYPE_CHECKING:
+    import optuna
+
 #: Proposals in a row that were measured before, after which one is drawn at random.
 _PATIENCE = 20
 _STORAGE_KINDS = "a database URL such as sqlite:///tuning.db, or the path of a journal file"
-
-logging.getLogger("optuna").setLevel(logging.WARNING)
 
 
 def candidates(
@@ -157,9 +157,14 @@ class Search:
 
     def _tell(self, asked: optuna.trial.Trial, values: list[float] | None) -> None:
         if values is None:
-            self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
+            self._fail(asked)
         else:
             self._study.tell(asked, values)
+
+    def _fail(self, asked: optuna.trial.Trial) -> None:
+        from optuna.trial import TrialState
+
+        self._study.tell(asked, state=TrialState.FAIL)
 
     def _enqueue(self, candidate: Candidate) -> None:
         """Has Optuna count a candidate that it did not propose itself."""
@@ -181,7 +186,7 @@ class Search:
         for _ in range(_PATIENCE):
             candidate, asked = self._ask()
             if candidate.key not in self._pool:  # a constraint of the space forbids it
-                self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
+                self._fail(asked)
             elif candidate.key in self._done:
                 self._tell(asked, self._done[candidate.key])
             else:
@@ -223,6 +228,10 @@ def new_study(
     Raises:
         StorageError: The storage cannot be opened.
     """
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    logging.getLogger("optuna").setLevel(logging.WARNING)
     with warnings.catch_warnings():
         # Grouping, which conditional parameters need, is marked experimental.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..autotune.display import milliseconds
 from ..cache.record import Record, Trial
-from . import compare, findings
-from .compare import Point
+from . import findings
 from .findings import Findings
+from .points import Point, by_point, named
 from .schema import Row
 from .tables import Within
 
@@ -51,7 +51,7 @@ def colours(found: Findings) -> Colours:
     """The colours of the implementations that records and files name."""
     tried = [t.candidate.implementation for r in found.tuned for t in r.trials]
     chosen = [r.chosen.implementation for r in found.tuned]
-    rows = [name for one in found.files for name in map(compare.name_of, one.file.results)]
+    rows = [name for one in found.files for name, _ in named(one.file)]
     return Colours((*tried, *chosen, *rows))
 
 
@@ -139,7 +139,7 @@ def against_length(files: Sequence[Within], colour: Colours) -> Choices:
     choices: Choices = []
     for one in files:
         series: dict[Point, dict[str, list[tuple[int, Row]]]] = {}
-        for point, rows in compare.table(one.file).items():
+        for point, rows in by_point(one.file).items():
             for name, row in rows.items():
                 lines = series.setdefault(dataclasses.replace(point, seq=0), {})
                 lines.setdefault(name, []).append((point.seq, row))

@@ -13,7 +13,8 @@ from rich.text import Text
 from ..autotune.display import milliseconds
 from ..cache.errors import ShapetuneError
 from . import compare
-from .compare import Loss, Pair, Point, Summary, Table
+from .compare import Loss, Pair, Summary
+from .points import GROUPS, Point, Table, any_batch, by_point, common_points, named, value_of
 from .schema import BenchFile
 
 #: `default` loses more than this at a point that is worth naming.
@@ -131,17 +132,15 @@ def within_map(one: Within) -> dict[str, Any]:
 
 def within(file: BenchFile, chooser: str | None = None) -> Within:
     """What one file shows by itself; held against `default`, or what has the most times."""
-    found = compare.table(file)
+    found = by_point(file)
     chooser = chooser or usual_chooser(file)
-    losses = {group: compare.regret(found, group, chooser) for group in compare.GROUPS}
+    losses = {group: compare.regret(found, group, chooser) for group in GROUPS}
     return Within(file, chooser, compare.against(found, chooser), losses)
 
 
 def usual_chooser(file: BenchFile) -> str:
     """`default` if a file has times of it, or `default` with a tag, or what has the most times."""
-    times = Counter(
-        compare.name_of(row) for row in file.results if compare.value_of(row) is not None
-    )
+    times = Counter(name for name, row in named(file) if value_of(row) is not None)
     tagged = [name for name in times if name.startswith("default:")]
     if "default" in times:
         return "default"
@@ -157,13 +156,13 @@ def comparison(
         ShapetuneError: No file has a point in common with the first, or ``chooser`` is
             in none of them.
     """
-    common = compare.common_points(files, match)
-    names = sorted({compare.name_of(row) for file in files for row in file.results})
+    common = common_points(files, match)
+    names = sorted({name for file in files for name, _ in named(file)})
     if chooser is not None and chooser not in names:
         raise ShapetuneError(
             f"to={chooser!r} is in none of the files; they have: {', '.join(names)}"
         )
-    found = [compare.table(file, match) for file in files]
+    found = [by_point(file, match) for file in files]
     between = [
         Between(files[0], other, points, compare.across(files[0], other, match))
         for other, points in zip(files[1:], common, strict=True)
@@ -176,14 +175,14 @@ def comparison(
         [within(file, chooser) for file in files],
         between,
         listings or [listing([files[0].name], sorted(found[0]), found)],
-        match is compare.any_batch,
+        match is any_batch,
     )
 
 
 def listing(names: list[str], points: Sequence[Point], found: Sequence[Table]) -> Listing:
     """What each implementation of some files takes at some points."""
     return Listing(names, [
-        (point, [{n: compare.value_of(row) for n, row in one[point].items()} for one in found])
+        (point, [{n: value_of(row) for n, row in one[point].items()} for one in found])
         for point in points
     ])  # fmt: skip
 

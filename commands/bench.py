@@ -156,12 +156,12 @@ def compare(
     A ratio above 1 says that the second of two is faster. With several files, the first
     is held against each other at the points that both have. --json holds each point too.
     """
-    from ..bench import compare as comparing
+    from ..bench import points as pointing
     from ..bench import schema, tables
     from .progress import wide_console
 
     read = [schema.read(path) for path in files]
-    match = comparing.any_batch if any_batch else comparing.exactly
+    match = pointing.any_batch if any_batch else pointing.exactly
     found = tables.comparison(read, match, chooser)
     if as_json:
         click.echo(json.dumps(found.to_map(), indent=2))

@@ -18,8 +18,10 @@ from .._words import duration
 
 #: Seconds until the first plain line, for most commands have ended by then.
 _PLAIN_FIRST_S = 2.0
-#: Seconds between two plain lines.
+#: Seconds between two plain lines: so many at first, a part of the time so far later on.
 _PLAIN_EVERY_S = 5.0
+_PLAIN_SHARE = 1 / 20
+_PLAIN_RARELY_S = 60.0
 
 
 class Steps:
@@ -35,7 +37,7 @@ class Steps:
         self._console = console or Console(stderr=True)
         self._live = self._console.is_terminal
         self._total: int | None = None
-        self._done = self._before = 0
+        self._done = self._before = self._advances = 0
         self._now = ""
         self._started = self._advanced = time.monotonic()
         self._due = self._started + _PLAIN_FIRST_S
@@ -89,12 +91,15 @@ class Steps:
     def advance(self, steps: int = 1) -> None:
         """So many more are done."""
         self._done += steps
+        self._advances += 1
         self._advanced = time.monotonic()
         self._bar.update(self._task, completed=self._done)
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        self._due = time.monotonic() + _PLAIN_EVERY_S
+        now = time.monotonic()
+        rarely = min((now - self._started) * _PLAIN_SHARE, _PLAIN_RARELY_S)
+        self._due = now + max(_PLAIN_EVERY_S, rarely)
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def standing(self) -> str:
@@ -107,9 +112,10 @@ class Steps:
         fresh = self._done - self._before
         if self._total is None or not fresh:
             return so_far
-        each = (self._advanced - self._started) / fresh
-        here = now - self._advanced
-        left = each * (self._total - self._done) - min(here, each)
+        spent = self._advanced - self._started
+        # Some go on by many steps at once.
+        each, here = spent / self._advances, now - self._advanced
+        left = spent / fresh * (self._total - self._done) - min(here, each)
         # Steps that differ much are not told by their mean: one is found wrong by waiting.
         return so_far if here > each and left < 1 else f"about {duration(left)} left"
 

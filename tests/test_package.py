@@ -35,9 +35,12 @@ def test_every_folder_with_modules_is_a_listed_package():
         assert ".".join(("shapetune", *parts[:-1])) in listed, path
 
 
-def test_importing_loads_nothing_heavy():
+@pytest.mark.parametrize(
+    "module", ["shapetune", "shapetune.autotune.worker", "shapetune.bench.row"]
+)
+def test_importing_loads_nothing_heavy(module):
     script = (
-        "import sys, shapetune, json\n"
+        f"import sys, shapetune, json, {module}\n"
         "import jax.numpy as jnp\n"
         "x = jnp.ones((1, 8, 2, 8))\n"
         "shapetune.attention(x, x, x)\n"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from shapetune.bench import compare, schema, tables
+from shapetune.bench import compare, points, schema, tables
 from shapetune.bench.schema import BenchFile
 from shapetune.cache.errors import ShapetuneError
 from shapetune.cli import main
@@ -26,7 +26,7 @@ def ours(file=FILES[0], theirs="probjax_mha", name="pallas_mha", **changes):
 
 
 def test_what_the_untuned_dispatcher_of_the_file_loses_is_found():
-    found = compare.table(schema.read(FILES[0]))
+    found = points.by_point(schema.read(FILES[0]))
     losses = compare.regret(found, "jax")
     worst = max(losses, key=lambda loss: loss.regret)
     assert worst.regret == pytest.approx(0.519, abs=0.001)
@@ -38,14 +38,14 @@ def test_what_the_untuned_dispatcher_of_the_file_loses_is_found():
 
 
 def test_the_chunked_recurrence_beats_the_kernel_of_the_file():
-    found = compare.table(schema.read(FILES[1]))
+    found = points.by_point(schema.read(FILES[1]))
     kernel = {p: rows for p, rows in found.items() if p.suite == "kernel"}
     (pallas,) = [s for s in compare.against(kernel, "chunked") if s.base == "pallas"]
     assert (pallas.points, pallas.wins) == (24, 24)
 
 
 def test_our_file_goes_with_theirs_by_our_names():
-    pairs = compare.across(ours(), schema.read(FILES[0]), compare.exactly)
+    pairs = compare.across(ours(), schema.read(FILES[0]), points.exactly)
     (pair,) = pairs
     assert pair.name == "pallas_mha"
     assert pair.summary.mean == pytest.approx(10.0)
@@ -53,8 +53,8 @@ def test_our_file_goes_with_theirs_by_our_names():
 
 
 def test_a_tag_keeps_rows_apart():
-    assert compare.name_of({"impl": "probjax_default", "tag": None}) == "default"
-    assert compare.name_of({"impl": "default", "tag": "tuned"}) == "default:tuned"
+    assert points.name_of({"impl": "probjax_default", "tag": None}) == "default"
+    assert points.name_of({"impl": "default", "tag": "tuned"}) == "default:tuned"
 
 
 def sampled(impl, times, rounds=None, **more):
@@ -67,7 +67,7 @@ def sampled(impl, times, rounds=None, **more):
 def test_rows_sampled_in_turns_give_a_paired_ratio_with_its_interval():
     drift = np.linspace(1, 3, 12)  # the machine slows down under both alike
     rows = [sampled("default", 2 * drift), sampled("xla", 3 * drift)]
-    found = compare.table(BenchFile({}, {}, rows))
+    found = points.by_point(BenchFile({}, {}, rows))
     ((point, both),) = found.items()
     one = compare.ratio_of(point, both["xla"], both["default"])
     assert one.ratio == pytest.approx(1.5)
@@ -79,7 +79,7 @@ def test_rows_sampled_in_turns_give_a_paired_ratio_with_its_interval():
 def test_the_rounds_that_both_have_are_paired():
     slow = sampled("jax_xla", [10.0] * 6, rounds=[0, 2, 4, 6, 8, 10])
     fast = sampled("default", [1.0, 2.0] * 6)
-    point = compare.point_of(fast, {})
+    point = points.point_of(fast, {})
     assert compare.ratio_of(point, slow, fast).ratio == pytest.approx(10.0)
 
 
@@ -98,7 +98,7 @@ def test_the_rounds_that_both_have_are_paired():
 def test_rows_of_several_runs_are_not_paired(base, other, paired):
     rows = [sampled("xla", [3.0, 9.0] * 4, **base), sampled("default", [2.0] * 8, **other)]
     assert schema.faults(rows[0]) == []
-    one = compare.ratio_of(compare.point_of(rows[0], {}), *rows)
+    one = compare.ratio_of(points.point_of(rows[0], {}), *rows)
     assert (one.interval is not None) == paired
     if not paired:
         assert one.ratio == rows[0]["median_ms"] / rows[1]["median_ms"]
@@ -106,24 +106,24 @@ def test_rows_of_several_runs_are_not_paired(base, other, paired):
 
 def test_rows_of_two_files_are_not_paired():
     files = [BenchFile({}, {}, [sampled("xla", [2.0] * 8)], name) for name in "ab"]
-    (pair,) = compare.across(*files, compare.exactly)
+    (pair,) = compare.across(*files, points.exactly)
     assert pair.summary.worst.interval is None
 
 
 def test_a_loss_without_an_interval_is_not_a_sure_one():
     rows = [sampled("default", [2.0] * 8, turns="a"), sampled("xla", [1.0] * 8, turns="b")]
-    (loss,) = compare.regret(compare.table(BenchFile({}, {}, rows)), "ours")
+    (loss,) = compare.regret(points.by_point(BenchFile({}, {}, rows)), "ours")
     assert (loss.regret, loss.interval) == (1.0, None)
     assert not loss.surely_above(0.02)
     rows[1]["turns"] = "a"
-    (loss,) = compare.regret(compare.table(BenchFile({}, {}, rows)), "ours")
+    (loss,) = compare.regret(points.by_point(BenchFile({}, {}, rows)), "ours")
     assert loss.surely_above(0.02)
 
 
 def test_a_failed_row_is_no_time():
     rows = [timed(impl="default"), timed(impl="blockwise", median_ms=1.0, q1_ms=1.0, q3_ms=1.0)]
     bad = {k: v for k, v in timed(impl="xla").items() if k in schema.IDENTITY["attention"]}
-    found = compare.table(BenchFile({}, {}, [*rows, {**bad, "error": "OOM"}]))
+    found = points.by_point(BenchFile({}, {}, [*rows, {**bad, "error": "OOM"}]))
     (loss,) = compare.regret(found, "ours")
     assert (loss.best, loss.regret) == ("blockwise", 1.0)
 
@@ -133,7 +133,7 @@ def test_one_candidate_under_two_names_loses_nothing_to_itself():
     for chosen, lost in (("blockwise(block_q=64)", 0.0), ("xla", pytest.approx(2.0 / 1.9 - 1))):
         for row, text in zip(rows, (chosen, "blockwise(block_q=64)"), strict=True):
             row["chosen"] = text
-        (loss,) = compare.regret(compare.table(BenchFile({}, {}, rows)), "ours")
+        (loss,) = compare.regret(points.by_point(BenchFile({}, {}, rows)), "ours")
         assert loss.regret == lost
         assert loss.surely_above(0.02) == (chosen == "xla")
 
@@ -146,7 +146,7 @@ def test_one_candidate_in_two_runs_is_not_one_program(other, same):
     rows = [sampled("default", [2.0] * 7, turns="a"), sampled("blockwise", [1.0] * 7, **other)]
     for row in rows:
         row["chosen"] = "blockwise(block_q=64)"
-    (loss,) = compare.regret(compare.table(BenchFile({}, {}, rows)), "ours")
+    (loss,) = compare.regret(points.by_point(BenchFile({}, {}, rows)), "ours")
     assert (loss.same_program, loss.regret) == (same, 0.0 if same else 1.0)
 
 
@@ -159,11 +159,11 @@ def test_points_decided_by_the_same_program_are_counted_and_others_still_count()
     for row in rows:
         row["chosen"] = "xla" if row["impl"] == "xla" else "blockwise(block_q=64)"
     file = BenchFile({}, {}, rows)
-    (loss,) = compare.regret(compare.table(file), "ours")
+    (loss,) = compare.regret(points.by_point(file), "ours")
     assert (loss.best, loss.same_program) == ("xla", True)
     assert loss.regret == pytest.approx(0.25)
     assert tables.regret_map([loss])["same_program"] == 1
-    found = tables.comparison([file], compare.exactly)
+    found = tables.comparison([file], points.exactly)
     (*_, shown) = tables.rendered(found, points=False)
     (column,) = [one for one in shown.columns if one.header == "same program"]
     assert list(column.cells) == ["1"] * 3
@@ -174,7 +174,7 @@ def test_no_loss_is_negative_where_the_median_and_the_pairs_disagree():
     theirs = [1.2, 1.2, 1.2, 1.2, 4.9, 6.0, 6.0, 6.0, 6.0]
     rows = [sampled("default", own), sampled("xla", theirs)]
     assert rows[1]["median_ms"] < rows[0]["median_ms"]
-    (loss,) = compare.regret(compare.table(BenchFile({}, {}, rows)), "ours")
+    (loss,) = compare.regret(points.by_point(BenchFile({}, {}, rows)), "ours")
     assert (loss.best, loss.regret, loss.interval) == ("default", 0.0, None)
 
 
@@ -194,7 +194,7 @@ def test_a_default_with_a_tag_is_found():
 
 def test_any_implementation_may_be_held_against_a_group_that_lacks_it():
     rows = [timed(impl="torch_flash"), timed(impl="jax_xla", median_ms=1.0, q1_ms=1.0, q3_ms=1.0)]
-    found = compare.table(BenchFile({}, {}, rows))
+    found = points.by_point(BenchFile({}, {}, rows))
     (loss,) = compare.regret(found, "ours", "torch_flash")
     assert (loss.best, loss.regret) == ("torch_flash", 0.0)
     (loss,) = compare.regret(found, "jax", "torch_flash")
@@ -204,30 +204,30 @@ def test_any_implementation_may_be_held_against_a_group_that_lacks_it():
 def test_a_loss_within_the_noise_is_not_a_sure_one():
     noise = [0.8, 1.3, 0.9, 1.2, 1.1, 0.7, 1.4]
     rows = [sampled("default", [1.1 * n for n in noise]), sampled("xla", noise[::-1])]
-    (loss,) = compare.regret(compare.table(BenchFile({}, {}, rows)), "ours")
+    (loss,) = compare.regret(points.by_point(BenchFile({}, {}, rows)), "ours")
     assert loss.regret > 0.02
     assert not loss.surely_above(0.02)
 
 
 def test_groups_are_ours_jax_and_torch():
     names = ("default", "blockwise", "rival_llvm", "jax_xla", "cudnn", "torch_flash")
-    assert [compare.group_of(n) for n in names] == ["ours"] * 3 + ["jax"] * 2 + ["torch"]
-    assert compare.in_group("jax_xla", "all")
-    assert not compare.in_group("torch_math", "jax")
-    assert compare.in_group("blockwise", "jax")
+    assert [points.group_of(n) for n in names] == ["ours"] * 3 + ["jax"] * 2 + ["torch"]
+    assert points.in_group("jax_xla", "all")
+    assert not points.in_group("torch_math", "jax")
+    assert points.in_group("blockwise", "jax")
 
 
 def test_files_without_a_common_point_say_what_they_cover():
     with pytest.raises(ShapetuneError, match=r"no point in common.*108 points"):
-        tables.comparison([schema.read(path) for path in FILES], compare.exactly)
+        tables.comparison([schema.read(path) for path in FILES], points.exactly)
     with pytest.raises(ShapetuneError, match=r"seq 128 dim 64 bfloat16 fwd.*grids overlap"):
-        tables.comparison([schema.read(path) for path in FILES], compare.any_batch)
+        tables.comparison([schema.read(path) for path in FILES], points.any_batch)
 
 
 def test_the_first_of_several_files_is_held_against_each_other_one(tmp_path):
     here = ours()
     files = [here, *map(schema.read, FILES)]
-    found = tables.comparison(files, compare.exactly)
+    found = tables.comparison(files, points.exactly)
     assert [len(one.points) for one in found.between] == [len(here.results), 0]
     path = tmp_path / "here.json"
     schema.write(path, here)
@@ -241,15 +241,15 @@ def test_points_of_another_batch_match_if_asked(tmp_path):
     file = ours(batch=1)
     theirs = schema.read(FILES[0])
     with pytest.raises(ShapetuneError):
-        compare.common_points([file, theirs], compare.exactly)
-    assert compare.common_points([file, theirs], compare.any_batch)
+        points.common_points([file, theirs], points.exactly)
+    assert points.common_points([file, theirs], points.any_batch)
 
 
 def test_times_of_different_batches_are_of_one_batch_and_head(tmp_path):
     file = ours(batch=1, heads=2)  # an RTX 3090's of 4 × 8, ten times as slow
-    (pair,) = compare.across(file, schema.read(FILES[0]), compare.any_batch)
+    (pair,) = compare.across(file, schema.read(FILES[0]), points.any_batch)
     assert pair.summary.mean == pytest.approx(10.0 * (4 * 8) / 2)
-    found = tables.comparison([file, schema.read(FILES[0])], compare.any_batch)
+    found = tables.comparison([file, schema.read(FILES[0])], points.any_batch)
     (listing,) = found.listings
     here, there = listing.points[0][1]
     assert here["pallas_mha"] / there["pallas_mha"] == pytest.approx(160.0)
@@ -264,7 +264,7 @@ def test_times_of_different_batches_are_of_one_batch_and_head(tmp_path):
 
 def test_all_that_a_row_tells_of_a_call_is_of_one_batch_and_head():
     row = sampled("xla", [8.0, 16.0, 24.0])
-    ((_, rows),) = compare.table(BenchFile({}, {}, [row]), compare.any_batch).items()
+    ((_, rows),) = points.by_point(BenchFile({}, {}, [row]), points.any_batch).items()
     assert [rows["xla"][name] for name in ("q1_ms", "median_ms", "q3_ms")] == [1.5, 2.0, 2.5]
     assert rows["xla"]["samples_ms"] == [[0, 1.0], [1, 2.0], [2, 3.0]]
     assert row["median_ms"] == 16.0
@@ -273,19 +273,29 @@ def test_all_that_a_row_tells_of_a_call_is_of_one_batch_and_head():
 def test_several_rows_at_one_point_are_refused():
     rows = [timed(), timed(batch=2), timed(batch=2, heads=4, seq=1024)]
     file = BenchFile({}, {}, rows, "here")
-    assert len(compare.table(file)) == 3
+    assert len(points.by_point(file)) == 3
     words = (
         r"here has several rows of xla at attention seq 512 dim 64 float32 fwd \(batch 1 and 2\)"
     )
     with pytest.raises(ShapetuneError, match=words + "; leave out --any-batch"):
-        tables.comparison([file], compare.any_batch)
-    row = next(r for r in schema.read(FILES[1]).results if r["impl"] == "chunked")
-    file = BenchFile({}, {"window": 64}, [row, {**row, "chunk": 64}], "here")
-    with pytest.raises(ShapetuneError, match=r"\(chunk 128 and 64\); give one of them a --tag"):
-        compare.table(file)
+        tables.comparison([file], points.any_batch)
     rows = [timed(impl=name) for name in ("default", "probjax_default")]
     with pytest.raises(ShapetuneError, match=r"\(impl default and probjax_default\)"):
-        compare.table(BenchFile({}, {}, rows, "here"))
+        points.by_point(BenchFile({}, {}, rows, "here"))
+
+
+def test_rows_that_only_the_chunk_tells_apart_are_named_by_it():
+    """Those of a file whose rows differ nowhere but in the chunk keep their plain names."""
+    kernel = [r for r in schema.read(FILES[1]).results if r["suite"] == "kernel"][:6]
+    halved = [{**row, "chunk": 64, "median_ms": row["median_ms"] / 2} for row in kernel]
+    one = next(row for row in kernel if "error" not in row)
+    file = BenchFile({}, {"window": 64}, [*kernel, *halved], "here")
+    rows = points.by_point(file)[points.point_of(one, file.config)]
+    assert {f"{one['impl']}:chunk 128", f"{one['impl']}:chunk 64"} <= set(rows)
+    assert {name for name, _ in points.named(BenchFile({}, {"window": 64}, halved))} == {
+        row["impl"] for row in kernel
+    }
+    assert tables.comparison([file], points.exactly).within
 
 
 def test_the_command_takes_our_file_with_theirs(tmp_path):
@@ -311,13 +321,13 @@ def test_json_holds_each_point_and_each_loss():
     assert listing["files"] == ["cpu_attention"]
     values = [ms for one in listing["at"] for ms in one["values"][0].values()]
     assert sorted(values) == sorted(row["median_ms"] for row in file.results)
-    for group in compare.GROUPS:
+    for group in points.GROUPS:
         regret = found["files"][0]["regret"][group]
         assert len(regret["at"]) == regret["points"] == len(listing["at"])
         assert sum(one["same_program"] for one in regret["at"]) == regret["same_program"]
         assert max(one["regret"] for one in regret["at"]) == regret["worst"]
     rows = [sampled("default", [3.0] * 9), sampled("xla", [2.0] * 9)]
-    (loss,) = compare.regret(compare.table(BenchFile({}, {}, rows)), "ours")
+    (loss,) = compare.regret(points.by_point(BenchFile({}, {}, rows)), "ours")
     assert loss.to_map() == {
         "point": loss.point.label, "best": "xla", "regret": pytest.approx(0.5),
         "interval": pytest.approx((0.5, 0.5)), "same_program": False,

@@ -125,3 +125,31 @@ def test_how_long_it_takes_is_not_guessed_where_the_steps_are_not_counted(monkey
     clock[0] = 3.0
     steps.doing("merged some")
     assert out.file.getvalue() == "merged some, 3 s so far\n"
+
+
+def test_what_is_left_shrinks_while_many_steps_are_taken_at_once(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with Steps("rows", console(True)) as steps:
+        steps.begin(24)
+        steps.doing("eight rows together")
+        clock[0] = 80.0
+        steps.advance(8)
+        told = []
+        for now in (80.0, 110.0, 150.0, 170.0):
+            clock[0] = now
+            told.append(steps.standing().partition("  ")[0])
+    left = ("2 min 40 s", "2 min 10 s", "1 min 30 s", "1 min 20 s")
+    assert told == [f"about {words} left" for words in left]
+
+
+def test_a_long_run_in_a_pipe_speaks_less_often(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    out = console(False)
+    with Steps("rows", out) as steps:
+        steps.begin(10_000)
+        for _ in range(7200):
+            clock[0] += 1.0
+            steps.doing("timing")
+    assert 100 < out.file.getvalue().count("\n") < 220

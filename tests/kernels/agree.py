@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 
 from shapetune.autotune import measure, verify
 from shapetune.cache import Candidate
 from shapetune.kernels import current_device, get_op
 
+#: Of an interpreted kernel its own code is tested, not what LLVM makes of the interpreter's.
+_AS_IT_IS = {"xla_backend_optimization_level": 0}
 #: Largest error over largest right value, forward and gradients.
 BARS = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 2.5e-2}
 
@@ -25,12 +28,15 @@ def run(problem, chosen, kind="normal", seed=0):
     op.require(problem, current_device(), chosen)
     inputs = op.make_inputs(problem, seed, kind)
     args = measure.arguments(problem, inputs)
-    # Of an interpreted kernel its own code is tested, not what LLVM makes of the interpreter's.
-    interpreted = chosen.implementation.startswith("pallas")
-    options = {"xla_backend_optimization_level": 0} if interpreted else None
+    options = _AS_IT_IS if chosen.implementation.startswith("pallas") else None
     program = measure.program(op, problem, chosen, inputs)
     compiled = measure.compile_program(program, args, options)
     return measure.named_outputs(op, problem, inputs, compiled.call(*args)), inputs
+
+
+def interpreted(function, *args):
+    """What a function that calls interpreted kernels gives, compiled whole and quickly."""
+    return jax.jit(function).lower(*args).compile(_AS_IT_IS)(*args)
 
 
 def check_agrees(problem, chosen, kind="normal", bar=None, slices=2):

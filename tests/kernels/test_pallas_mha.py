@@ -11,6 +11,7 @@ from shapetune.cache import Device, Problem
 from shapetune.kernels.attention.pallas_mha import IMPLEMENTATION, pallas_mha
 
 from . import dense_attention as dense
+from .agree import interpreted
 
 BARS = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2.5e-2}
 RTX3090 = Device("cuda", "NVIDIA GeForce RTX 3090", "8.6", 82, 101376, 25 * 10**9)
@@ -62,15 +63,18 @@ def check(
         None if one is None else jnp.asarray(one, jnp.int32) for one in (q_lengths, kv_lengths)
     ]
 
-    def call(query, key, value, bias):
-        return pallas_mha(
-            query, key, value, bias, mask, *lengths,
-            scale=dim**-0.5, is_causal=causal, local_window_size=window,
-            return_residual=True, config=config or config_of(),
-        )  # fmt: skip
+    def all_of(query, key, value, bias, mask, lengths, grad_out):
+        def call(query, key, value, bias):
+            return pallas_mha(
+                query, key, value, bias, mask, *lengths,
+                scale=dim**-0.5, is_causal=causal, local_window_size=window,
+                return_residual=True, config=config or config_of(),
+            )  # fmt: skip
 
-    (out, lse), pull = jax.vjp(call, query, key, value, bias)
-    gradients = pull((grad_out, jnp.zeros_like(lse)))
+        (out, lse), pull = jax.vjp(call, query, key, value, bias)
+        return out, lse, pull((grad_out, jnp.zeros_like(lse)))
+
+    out, lse, gradients = interpreted(all_of, query, key, value, bias, mask, lengths, grad_out)
     seen = dense.visible(
         full, causal=causal, window=window, mask=mask, q_lengths=q_lengths, kv_lengths=kv_lengths
     )
