@@ -278,7 +278,7 @@ def _default_config(problem: Problem, device: Device) -> Config:
 IMPLEMENTATION = Implementation(
     name="llvm",
     function=llvm,
-    version=2,
+    version=3,
     space=_space,
     supports=_supports,
     default_config=_default_config,
