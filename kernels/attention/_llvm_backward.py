@@ -12,24 +12,38 @@ from ..exponential import LOG2_E
 from ..llvm.code import F32, Code, Machine, Value
 from ..llvm.ffi import Buffer, handler
 from ..llvm.product import Sum
-from ..llvm.vectors import exp2, store
+from ..llvm.vectors import dot, exp2, pair_of_ones, pairs, side_by_side, store
 from ._key_centre import is_centred
-from ._llvm_panels import Panels, Part, Sizes, addresses, block_sizes, padded, range_size
+from ._llvm_panels import (
+    Panels,
+    Part,
+    Sizes,
+    addresses,
+    block_sizes,
+    is_paired,
+    padded,
+    range_size,
+)
 
 
 def parts(sizes: Sizes, machine: Machine) -> dict[str, Part]:
     """The parts of a thread's scratch memory."""
     width = machine.width
     dim, value_dim = padded(sizes.head_dim, machine), padded(sizes.value_dim, machine)
+    paired = is_paired(sizes, machine)
+    of_word = 2 if paired else 1
+    of_pairs = {"key_pairs": Part(key=dim // 2), "slope_pairs": Part(key=width // 2)}
     return {
         "ranges": Part(rest=range_size(machine)),
         "statistics": Part(rest=2 * width),
-        "queries": Part(rest=dim * width),
-        "grad_outs": Part(rest=value_dim * width),
-        "query_rows": Part(rest=width * dim),
-        "grad_out_rows": Part(rest=width * value_dim),
-        "keys": Part(key=dim),
-        "values": Part(key=value_dim),
+        "queries": Part(rest=dim * width // of_word),
+        "grad_outs": Part(rest=value_dim * width // of_word),
+        "query_rows": Part(rest=width * dim // of_word),
+        "grad_out_rows": Part(rest=width * value_dim // of_word),
+        "keys": Part(key=dim // of_word),
+        "values": Part(key=value_dim // of_word),
+        # By pairs of keys, for sums over these.
+        **(of_pairs if paired else {}),
         "grad_keys": Part(key=dim),
         "grad_values": Part(key=value_dim),
         "weights": Part(key=width),
@@ -94,6 +108,10 @@ class _Backward:
             length, kv_length, heads, kv_heads, self.scratch,
         )  # fmt: skip
         self.factor = code.splat(code.load(factor.data, F32))
+        #: Of the scores: of pairs the queries are as they are, others have the factor.
+        self.exponent = code.constant(LOG2_E)
+        if self.panels.paired:
+            self.exponent = self.builder.fmul(self.factor, self.exponent)
         self.centred = is_centred(sizes.dtype)
 
     def write(self) -> None:
@@ -108,10 +126,16 @@ class _Backward:
             panels.fill(scratch["centre"], panels.dim, 0.0)
         with code.loop(0, panels.kv_length, self.block_k) as start:
             keys = code.least(self.block_k, code.sub(panels.kv_length, start))
-            panels.load_keys(self.key, start, keys, sizes.head_dim, scratch["keys"])
-            panels.load_keys(self.value, start, keys, sizes.value_dim, scratch["values"])
+            for array, size, part in (
+                (self.key, sizes.head_dim, "keys"), (self.value, sizes.value_dim, "values"),
+            ):  # fmt: skip
+                place = panels.key_place(start, size)
+                panels.load_rows(array, place, keys, size, scratch[part])
+            if panels.paired:
+                place = panels.key_place(start, sizes.head_dim)
+                panels.load_terms(self.key, place, keys, sizes.head_dim, scratch["key_pairs"])
             if self.centred:
-                self._sum_rows("keys", keys, panels.dim, scratch["centre"])
+                self._sum_rows(self._by_keys("keys"), keys, panels.dim, scratch["centre"])
             panels.fill(scratch["grad_keys"], code.mul(keys, panels.dim), 0.0)
             panels.fill(scratch["grad_values"], code.mul(keys, panels.value_dim), 0.0)
             with code.loop(0, count) as panel:
@@ -146,20 +170,31 @@ class _Backward:
             self._weights(skipped, rows)
             with code.when(hidden):
                 self._hide(ranges, code.add(start, skipped), rows)
+            if panels.paired:
+                self._pack(rows)
             if self.centred:
                 sums = code.at(self.scratch["slope_sums"], code.mul(panel, panels.width))
-                self._sum_rows("slopes", rows, panels.width, sums)
-            self._add(
-                panel, skipped, rows, code.least(panels.width, code.sub(panels.length, first))
-            )
+                self._sum_rows(self._by_keys("slopes"), rows, panels.width, sums)
+            self._add(panel, skipped, rows, self._valid(first))
+
+    def _valid(self, first: Value) -> Value:
+        """How many queries of a panel there are."""
+        panels = self.panels
+        return self.code.least(panels.width, self.code.sub(panels.length, first))
+
+    def _by_keys(self, part: str) -> str:
+        """The part that holds the same with keys as the terms of sums."""
+        return {"keys": "key_pairs", "slopes": "slope_pairs"}[part] if self.panels.paired else part
 
     def _load_queries(self, first: Value) -> None:
         """Reads queries and gradients of out, with queries in the lanes and as rows."""
         code, sizes, panels, scratch = self.code, self.sizes, self.panels, self.scratch
         head_dim, value_dim = sizes.head_dim, sizes.value_dim
-        panels.load_panel(self.query, first, head_dim, scratch["queries"], self.factor)
+        factor = None if panels.paired else self.factor
+        panels.load_panel(self.query, first, head_dim, scratch["queries"], factor)
         panels.load_panel(self.grad_out, first, value_dim, scratch["grad_outs"])
-        width = code.index(panels.width)
+        # Of pairs no more than there are: the last one's partner must be nothing.
+        count = self._valid(first) if panels.paired else code.index(panels.width)
         for array, size, part in (
             (self.query, head_dim, "query_rows"),
             (self.grad_out, value_dim, "grad_out_rows"),
@@ -168,7 +203,7 @@ class _Backward:
             def place(n: Value, size: int = size) -> Value:
                 return panels.query_row(panels.within(first, n), size)
 
-            panels.load_rows(array, place, width, size, scratch[part])
+            panels.load_terms(array, place, count, size, scratch[part])
         for array, offset in ((self.lse, 0), (self.delta, panels.width)):
             with code.loop(0, panels.width) as lane:
                 source = code.at(array.data, panels.statistic_row(panels.within(first, lane)))
@@ -183,7 +218,7 @@ class _Backward:
             ("keys", "queries", self.sizes.head_dim, "weights"),
             ("values", "grad_outs", self.sizes.value_dim, "slopes"),
         ):
-            row = padded(size, code.machine)
+            row = panels.words(padded(size, code.machine))
             left = code.at(scratch[part], code.mul(skipped, row))
             panels.multiply(
                 Sum.STORE, (left, row, 1), (scratch[against], width), scratch[target],
@@ -210,7 +245,7 @@ class _Backward:
     def _power(self, score: Value, base: Value) -> Value:
         """exp(score - base · ln 2), at most 1, which only a rounding of the base exceeds."""
         code, builder = self.code, self.builder
-        x = code.fma(score, code.constant(LOG2_E), builder.fneg(base))
+        x = code.fma(score, self.exponent, builder.fneg(base))
         none = code.constant(0.0)
         return exp2(code, builder.select(builder.fcmp_ordered(">", x, none), none, x))
 
@@ -224,6 +259,33 @@ class _Backward:
                     kept = self.builder.select(seen, code.load_vector(place), none)
                     code.store_vector(kept, place)
 
+    def _pack(self, rows: Value) -> None:
+        """Weights and slopes as words, in place as [keys, queries / 2]; slopes by keys as well."""
+        code, panels = self.code, self.panels
+        with code.loop(0, rows, 2) as row:
+            # Both rows are read before their place is written over.
+            both = [self._row_of(row), self._row_of(code.add(row, 1))]
+            for number, parts_of_row in enumerate(both):
+                start = code.mul(code.add(row, number), panels.width // 2)
+                for name, line in parts_of_row.items():
+                    for vector in range(0, panels.vectors, 2):
+                        words = side_by_side(code, *line[vector : vector + 2])
+                        offset = code.add(start, vector // 2 * panels.lanes)
+                        code.store_vector(words, code.at(self.scratch[name], offset))
+            start = code.mul(code.div(row, 2), panels.width)
+            slopes = zip(*(one["slopes"] for one in both), strict=True)
+            for vector, (low, high) in enumerate(slopes):
+                place = code.at(self.scratch["slope_pairs"], code.add(start, vector * panels.lanes))
+                code.store_vector(pairs(code, low, high), place)
+
+    def _row_of(self, row: Value) -> dict[str, list[Value]]:
+        """The weights and slopes of a key."""
+        places = [self._places(row, vector) for vector in range(self.panels.vectors)]
+        read = (
+            [self.code.load_vector(place) for place in part] for part in zip(*places, strict=True)
+        )
+        return dict(zip(("weights", "slopes"), read, strict=True))
+
     def _add(self, panel: Value, skipped: Value, rows: Value, valid: Value) -> None:
         """Adds the products with the weights and their slopes to the gradients."""
         code, sizes, panels, scratch = self.code, self.sizes, self.panels, self.scratch
@@ -233,27 +295,38 @@ class _Backward:
             ("slopes", "query_rows", dim, "grad_keys"),
         ):
             panels.multiply(
-                Sum.ADD, (scratch[part], width, 1), (scratch[against], size),
+                Sum.ADD, (scratch[part], panels.words(width), 1), (scratch[against], size),
                 code.at(scratch[target], code.mul(skipped, size)), rows, valid, size,
             )  # fmt: skip
-        keys = code.at(scratch["keys"], code.mul(skipped, dim))
+        keys = code.at(scratch[self._by_keys("keys")], code.mul(panels.words(skipped), dim))
         target = code.at(scratch["grad_queries"], code.mul(panel, dim * width))
         panels.multiply(
-            Sum.ADD, (keys, 1, dim), (scratch["slopes"], width), target,
+            Sum.ADD, (keys, 1, dim), (scratch[self._by_keys("slopes")], width), target,
             sizes.head_dim, rows, width,
         )  # fmt: skip
 
     def _sum_rows(self, part: str, rows: Value, width: int, target: Value) -> None:
-        """Adds the sum of some rows, each ``width`` floats, to a row."""
+        """Adds the sum of some rows, each ``width`` numbers, to a row of floats.
+
+        Pairs are of rows.
+        """
         code, lanes = self.code, self.panels.lanes
         places = [code.at(target, column) for column in range(0, width, lanes)]
 
         def step(row: Value, sums: list[Value]) -> list[Value]:
             start = code.at(self.scratch[part], code.mul(row, width))
-            vectors = [code.load_vector(code.at(start, n * lanes)) for n in range(len(sums))]
+            places = [code.at(start, n * lanes) for n in range(len(sums))]
+            if self.panels.paired:
+                words = [code.load(place, code.integers, align=4) for place in places]
+                ones = pair_of_ones(code)
+                return [
+                    dot(code, word, ones, total) for word, total in zip(words, sums, strict=True)
+                ]
+            vectors = [code.load_vector(place) for place in places]
             return [code.builder.fadd(*both) for both in zip(sums, vectors, strict=True)]
 
-        sums = code.fold(0, rows, 1, [code.load_vector(place) for place in places], step)
+        count = self.panels.words(rows)
+        sums = code.fold(0, count, 1, [code.load_vector(place) for place in places], step)
         for place, total in zip(places, sums, strict=True):
             code.store_vector(total, place)
 

@@ -11,22 +11,34 @@ from ..exponential import LOG2_E
 from ..llvm.code import F32, Code, Machine, Value
 from ..llvm.ffi import Buffer, handler
 from ..llvm.product import Sum
-from ..llvm.vectors import exp2, lanes_below, store
-from ._llvm_panels import Panels, Part, Sizes, addresses, block_sizes, padded, range_size
+from ..llvm.vectors import exp2, lanes_below, pairs, store
+from ._llvm_panels import (
+    Panels,
+    Part,
+    Sizes,
+    addresses,
+    block_sizes,
+    is_paired,
+    padded,
+    range_size,
+)
 
 #: Below every score that is a number; finite, so that its difference to itself is 0.
 LOWEST = -3e38
+#: Instead of a factor of 0, which would make -inf, the score of a hidden key, no number.
+_LEAST_FACTOR = 1e-30
 
 
 def parts(sizes: Sizes, machine: Machine) -> dict[str, Part]:
     """The parts of a thread's scratch memory."""
     width = machine.width
     dim, value_dim = padded(sizes.head_dim, machine), padded(sizes.value_dim, machine)
+    of_word = 2 if is_paired(sizes, machine) else 1
     return {
         "ranges": Part(panel=range_size(machine)),
-        "queries": Part(panel=dim * width),
-        "keys": Part(key=dim),
-        "values": Part(key=value_dim),
+        "queries": Part(panel=dim * width // of_word),
+        "keys": Part(key=dim // of_word),
+        "values": Part(key=value_dim // of_word),
         "scores": Part(key=width),
         "sums": Part(panel=value_dim * width),
         "largest": Part(panel=width),
@@ -87,6 +99,15 @@ class _Forward:
             length, kv_length, heads, kv_heads, self.scratch,
         )  # fmt: skip
         self.factor = code.splat(code.load(factor.data, F32))
+        self.exponent, self.scale = code.constant(LOG2_E), None
+        if self.panels.paired:
+            # Pairs hold the queries as they are, but for the factor's sign; the rest of it
+            # multiplies differences of scores.
+            least = code.constant(_LEAST_FACTOR)
+            self.scale = code.maximum(code.intrinsic("llvm.fabs", (self.factor,)), least)
+            self.exponent = self.builder.fmul(self.scale, self.exponent)
+            one = code.constant(1.0)
+            self.factor = code.intrinsic("llvm.copysign", (one, self.factor))
 
     def write(self) -> None:
         code, sizes, panels = self.code, self.sizes, self.panels
@@ -101,8 +122,11 @@ class _Forward:
         first, end = code.fold(0, count, 1, limits, begin)
         with code.loop(first, end, self.block_k) as start:
             keys = code.least(self.block_k, code.sub(end, start))
-            panels.load_keys(self.key, start, keys, sizes.head_dim, self.scratch["keys"])
-            panels.load_keys(self.value, start, keys, sizes.value_dim, self.scratch["values"])
+            for read, array, size, part in (
+                (panels.load_rows, self.key, sizes.head_dim, "keys"),
+                (panels.load_terms, self.value, sizes.value_dim, "values"),
+            ):
+                read(array, panels.key_place(start, size), keys, size, self.scratch[part])
             with code.loop(0, count) as panel:
                 self._block(panel, start, keys)
         with code.loop(0, count) as panel:
@@ -124,7 +148,7 @@ class _Forward:
         """Reads the queries of a panel; which keys they see: the first and the end."""
         panels, width = self.panels, self.panels.width
         first = self._first_query(panel)
-        queries = self._of("queries", panel, panels.dim * width)
+        queries = self._of("queries", panel, panels.words(panels.dim) * width)
         panels.load_panel(self.query, first, self.sizes.head_dim, queries, self.factor)
         panels.fill(
             self._of("sums", panel, panels.value_dim * width), panels.value_dim * width, 0.0
@@ -136,12 +160,12 @@ class _Forward:
     def _block(self, panel: Value, start: Value, count: Value) -> None:
         """A block of keys for a panel of queries."""
         code, panels, scratch = self.code, self.panels, self.scratch
-        width, dim, value_dim = panels.width, panels.dim, panels.value_dim
+        width, dim, value_dim = panels.width, panels.words(panels.dim), panels.value_dim
         ranges = self._of("ranges", panel, range_size(self.code.machine))
         skipped, rows, hidden = panels.visible(ranges, start, count)
         with code.when(self.builder.icmp_signed(">", rows, code.index(0))):
             keys = code.at(scratch["keys"], code.mul(skipped, dim))
-            values = code.at(scratch["values"], code.mul(skipped, value_dim))
+            values = code.at(scratch["values"], code.mul(panels.words(skipped), value_dim))
             queries = self._of("queries", panel, dim * width)
             panels.fill(scratch["factors"], width, LOWEST)
             panels.multiply(
@@ -181,7 +205,10 @@ class _Forward:
             code.store_vector(found, code.at(self.scratch["factors"], offset))
 
     def _softmax(self, panel: Value, rows: Value) -> None:
-        """Powers of the scores in place, their sums, and the factors of what was summed."""
+        """Powers of the scores in place, their sums, and the factors of what was summed.
+
+        Pairs of them, two by two keys, take the first half of the place.
+        """
         code, builder = self.code, self.builder
         totals = self._vectors("totals", panel)
         largest, kept = [], []
@@ -198,24 +225,37 @@ class _Forward:
             largest.append(now)
             kept.append(builder.fmul(code.load_vector(totals[vector]), factor))
 
+        def power(place: Value, vector: int) -> Value:
+            return self._power(code.load_vector(place), largest[vector])
+
         def step(row: Value, sums: list[Value]) -> list[Value]:
             found = []
             for vector, total in enumerate(sums):
                 place = self._score(row, vector)
-                power = self._power(code.load_vector(place), largest[vector])
-                code.store_vector(power, place)
-                found.append(builder.fadd(total, power))
+                one = power(place, vector)
+                code.store_vector(one, place)
+                found.append(builder.fadd(total, one))
+            return found
+
+        def pair_step(row: Value, sums: list[Value]) -> list[Value]:
+            found = []
+            for vector, total in enumerate(sums):
+                places = [self._score(one, vector) for one in (row, code.add(row, 1))]
+                both = [power(place, vector) for place in places]
+                code.store_vector(pairs(code, *both), self._score(code.div(row, 2), vector))
+                found.append(builder.fadd(total, builder.fadd(*both)))
             return found
 
         # A block's own sums first: beside a large power many small ones would be lost.
-        sums = code.fold(0, rows, 1, [code.constant(0.0)] * len(kept), step)
+        every, body = (2, pair_step) if self.panels.paired else (1, step)
+        sums = code.fold(0, rows, every, [code.constant(0.0)] * len(kept), body)
         for place, before, added in zip(totals, kept, sums, strict=True):
             code.store_vector(builder.fadd(before, added), place)
 
     def _power(self, score: Value, largest: Value) -> Value:
         """exp(score - largest). First the difference: that of the largest is exactly 0."""
         difference = self.builder.fsub(score, largest)
-        return exp2(self.code, self.builder.fmul(difference, self.code.constant(LOG2_E)))
+        return exp2(self.code, self.builder.fmul(difference, self.exponent))
 
     def _end(self, panel: Value) -> None:
         """Writes a panel's rows of out, divided by their sums, and its statistics."""
@@ -235,4 +275,7 @@ class _Forward:
                 row = code.add(first, vector * panels.lanes)
                 mask = lanes_below(code, code.sub(panels.length, row))
                 target = code.at(array.data, panels.statistic_row(row))
-                store(code, code.load_vector(place), target, "float32", mask)
+                vector = code.load_vector(place)
+                if part == "largest" and self.scale is not None:
+                    vector = builder.fmul(vector, self.scale)
+                store(code, vector, target, "float32", mask)

@@ -4,6 +4,11 @@ A panel is as many queries as a tile of a product is wide, one in each lane. In 
 kernels it is kept as [head_dim, queries], and its scores as [keys, queries]: then the
 softmax's largest and sums need no sums across lanes, and keys, values and gradients are
 read in the order in which they lie in memory.
+
+Where the processor multiplies pairs of bfloat16 and the arrays are such, all that is
+multiplied is kept in words of two neighbours among the terms of the sums: queries as
+[head_dim / 2, queries], the weights that multiply values as [keys / 2, queries]. Sums,
+scores and the softmax stay float32.
 """
 
 from __future__ import annotations
@@ -12,10 +17,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..llvm.code import I32, I64, Code, Machine, Value
+from ..llvm.code import F32, I16, I32, I64, Code, Machine, Value
 from ..llvm.ffi import Buffer
 from ..llvm.product import Sum, product
-from ..llvm.vectors import element, lanes_below, load, store, transpose
+from ..llvm.vectors import element, lanes_below, load, load_raw, pairs, store, transpose
 
 #: Beyond every key.
 _NO_KEY = 2**31 - 1
@@ -41,6 +46,11 @@ class Sizes:
 def padded(size: int, machine: Machine) -> int:
     """``size`` rounded up to whole vectors."""
     return -(-size // machine.lanes) * machine.lanes
+
+
+def is_paired(sizes: Sizes, machine: Machine) -> bool:
+    """Whether products are of pairs of bfloat16."""
+    return sizes.dtype == "bfloat16" and machine.dots is not None
 
 
 def range_size(machine: Machine) -> int:
@@ -133,6 +143,16 @@ class Panels:
         return self.vectors * self.lanes
 
     @property
+    def paired(self) -> bool:
+        return is_paired(self.sizes, self.code.machine)
+
+    def words(self, count: Any) -> Any:
+        """Words that hold ``count`` terms of a sum: floats, or pairs."""
+        if not self.paired:
+            return count
+        return -(-count // 2) if isinstance(count, int) else self.code.ceil(count, 2)
+
+    @property
     def dim(self) -> int:
         return padded(self.sizes.head_dim, self.code.machine)
 
@@ -182,7 +202,10 @@ class Panels:
         target: Value,
         factor: Value | None = None,
     ) -> None:
-        """Writes queries ``first`` … of an array [B, T, N, size] as [size, queries]."""
+        """Writes queries ``first`` … of an array [B, T, N, size] as words of [size, queries].
+
+        Pairs are exact only where ``factor`` is a power of two.
+        """
         code, kind = self.code, element(self.sizes.dtype)
         with (
             code.loop(0, self.width, self.lanes) as group,
@@ -195,8 +218,12 @@ class Panels:
                 source = code.at(array.data, code.add(place, column), kind)
                 vector = load(code, source, self.sizes.dtype, mask)
                 rows.append(vector if factor is None else code.builder.fmul(vector, factor))
-            for lane, vector in enumerate(transpose(code, rows)):
-                offset = code.add(code.mul(code.add(column, lane), self.width), group)
+            lines, row = transpose(code, rows), column
+            if self.paired:
+                lines = [pairs(code, *lines[n : n + 2]) for n in range(0, len(lines), 2)]
+                row = code.div(column, 2)
+            for number, vector in enumerate(lines):
+                offset = code.add(code.mul(code.add(row, number), self.width), group)
                 code.store_vector(vector, code.at(target, offset))
 
     def store_panel(
@@ -227,27 +254,49 @@ class Panels:
                     store(code, line, target, self.sizes.dtype, mask)
 
     def load_rows(self, array: Buffer, place: Any, count: Value, size: int, target: Value) -> None:
-        """Copies ``count`` rows of an array, as float32, side by side.
+        """Copies ``count`` rows of an array, as words [count, size], side by side.
 
         ``place`` gives the index of a row by its number.
         """
         code, kind = self.code, element(self.sizes.dtype)
         row = padded(size, code.machine)
+        read, into = (load_raw, I16) if self.paired else (load, F32)
         with code.loop(0, count) as n:
             start = place(n)
             for column in range(0, row, self.lanes):
                 mask = self.mask(column, size)
                 source = code.at(array.data, code.add(start, column), kind)
-                vector = load(code, source, self.sizes.dtype, mask)
-                code.store_vector(vector, code.at(target, code.add(code.mul(n, row), column)))
+                vector = read(code, source, self.sizes.dtype, mask)
+                offset = code.add(code.mul(n, row), column)
+                code.store(vector, code.at(target, offset, into), align=4)
 
-    def load_keys(
-        self, array: Buffer, start: Value, count: Value, size: int, target: Value
-    ) -> None:
-        """Copies keys or values ``start`` … of this head, as float32, side by side."""
-        self.load_rows(
-            array, lambda n: self.key_row(self.code.add(start, n), size), count, size, target
-        )
+    def load_terms(self, array: Buffer, place: Any, count: Value, size: int, target: Value) -> None:
+        """The same of rows that are the terms of a sum: as words of [count, size] by pairs of
+        rows, the partner of a last odd one zeros."""
+        if not self.paired:
+            self.load_rows(array, place, count, size, target)
+            return
+        code, builder, kind = self.code, self.code.builder, element(self.sizes.dtype)
+        row = padded(size, code.machine)
+        with code.loop(0, count, 2) as n:
+            following = code.add(n, 1)
+            there = builder.icmp_signed("<", following, count)
+            starts = [place(n), place(builder.select(there, following, n))]
+            for column in range(0, row, self.lanes):
+                mask = self.mask(column, size)
+                low, high = (
+                    builder.zext(load_raw(code, source, self.sizes.dtype, mask), code.integers)
+                    for source in (
+                        code.at(array.data, code.add(start, column), kind) for start in starts
+                    )
+                )
+                high = builder.select(there, builder.shl(high, code.integer(16)), code.integer(0))
+                offset = code.add(code.mul(code.div(n, 2), row), column)
+                code.store_vector(builder.or_(low, high), code.at(target, offset))
+
+    def key_place(self, start: Value, size: int) -> Any:
+        """Where keys or values ``start`` … of this head lie, by their number."""
+        return lambda n: self.key_row(self.code.add(start, n), size)
 
     def fill(self, target: Value, count: Any, number: float | Value) -> None:
         """Sets ``count`` floats, a multiple of the lanes, to a number or to a vector."""
@@ -291,7 +340,8 @@ class Panels:
 
         Returns:
             How many of them come first that none sees, the count of the others, and
-            whether some of these are hidden from some query.
+            whether some of these are hidden from some query. Of pairs whole ones: the
+            first and the last of the others may be hidden from all.
         """
         code, builder = self.code, self.code.builder
         limits = code.at(ranges, 2 * self.width)
@@ -300,6 +350,10 @@ class Panels:
         )
         skipped = code.most(code.sub(first, start), 0)
         stop = code.least(count, code.sub(end, start))
+        if self.paired:
+            skipped = builder.and_(skipped, I64(-2))
+            # One beyond the keys is beyond what any query sees: hidden.
+            stop = builder.and_(code.add(stop, 1), I64(-2))
         hidden = builder.or_(
             builder.icmp_signed("<", code.add(start, skipped), last_first),
             builder.icmp_signed(">", code.add(start, stop), first_end),
@@ -326,7 +380,8 @@ class Panels:
     ) -> None:  # fmt: skip
         """C[i, :] (+)= Σ_r A[i, r] B[r, :], ``columns`` wide; C has rows like B.
 
-        ``a`` is an address with the strides of rows and terms, ``b`` one with its stride.
+        ``a`` is an address with the strides of rows and terms, ``b`` one with its stride,
+        in words.
         """
         code = self.code
         start = 0
@@ -334,8 +389,8 @@ class Panels:
             vectors = min(self.vectors, (columns - start) // self.lanes)
             address = code.at(b[0], start)
             code.builder.call(
-                product(code.module, code.machine, vectors, kind),
+                product(code.module, code.machine, vectors, kind, self.paired),
                 [a[0], address, code.at(c, start), c if extra is None else extra,
-                 *(code.index(n) for n in (a[1], a[2], b[1], b[1], rows, terms))],
+                 *(code.index(n) for n in (a[1], a[2], b[1], b[1], rows, self.words(terms)))],
             )  # fmt: skip
             start += vectors * self.lanes

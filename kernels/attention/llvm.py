@@ -100,7 +100,8 @@ class _Call:
         return varying(arrays, like)
 
     def block_k(self, name: str) -> int:
-        return int(dict(self.items)[name])
+        """Keys of a block, an even number."""
+        return -(-int(dict(self.items)[name]) // 2) * 2
 
     def plain(self) -> PlainCall:
         """The same in plain JAX, which can be differentiated again."""

@@ -18,6 +18,16 @@ I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 PTR = ir.PointerType()
 
+
+class _BFloat16(ir.Type):  # type: ignore[misc]
+    """A type that LLVM has and llvmlite's builder lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+BF16 = _BFloat16()
+
 #: Value of an LLVM program.
 Value = Any
 
@@ -29,10 +39,13 @@ class Machine:
     Attributes:
         lanes: float32 values of a vector.
         registers: Vector registers.
+        dots: How two neighbours of bfloat16 are multiplied by two others and added up: "avx512"
+            by that instruction, "plain" by others (slow, for tests), None not at all.
     """
 
     lanes: int
     registers: int
+    dots: str | None = None
 
     @property
     def vectors(self) -> int:
@@ -135,11 +148,14 @@ class Code:
 
     def intrinsic(self, name: str, arguments: Sequence[Value]) -> Value:
         kind = arguments[0].type
-        mangled = f"{name}.{_mangled(kind)}"
-        known = self.module.globals.get(mangled)
+        return self.call(f"{name}.{_mangled(kind)}", kind, arguments)
+
+    def call(self, name: str, result: ir.Type, arguments: Sequence[Value]) -> Value:
+        """A call of a function of LLVM's own."""
+        known = self.module.globals.get(name)
         if known is None:
-            signature = ir.FunctionType(kind, [argument.type for argument in arguments])
-            known = ir.Function(self.module, signature, mangled)
+            signature = ir.FunctionType(result, [argument.type for argument in arguments])
+            known = ir.Function(self.module, signature, name)
         return self.builder.call(known, list(arguments))
 
     # Control.

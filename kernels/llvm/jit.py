@@ -37,8 +37,10 @@ def _is_x86() -> bool:
 @functools.cache
 def machine() -> Machine:
     """The vectors of this processor."""
-    if llvm.get_host_cpu_features().get("avx512f"):
-        return Machine(lanes=16, registers=32)
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f"):
+        dots = "avx512" if features.get("avx512bf16") and features.get("avx512bw") else None
+        return Machine(lanes=16, registers=32, dots=dots)
     if _is_x86():
         return Machine(lanes=8, registers=16)
     return Machine(lanes=4, registers=32)

@@ -1,7 +1,9 @@
 """Products of small matrices whose sums stay in registers: C[i, :] (+)= Σ_r A[i, r] B[r, :].
 
 A is read one number at a time and spread over a vector, so that it may have
-any strides and needs no copy of its own; the rows of B and C are vectors.
+any strides and needs no copy of its own; the rows of B and C are vectors. Numbers are
+float32; in a product of pairs those of A and B are words of two bfloat16, of which each is
+a term.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from .code import F32, I64, PTR, Code, Machine, Value
+from .code import F32, I32, I64, PTR, Code, Machine, Value
+from .vectors import dot
 
 
 class Sum(enum.Enum):
@@ -25,14 +28,15 @@ class Sum(enum.Enum):
     MAXIMUM = "maximum"
 
 
-def product(module: ir.Module, machine: Machine, vectors: int, kind: Sum) -> Any:
+def product(module: ir.Module, machine: Machine, vectors: int, kind: Sum, paired: bool) -> Any:
     """A function of ``module`` that multiplies by matrices ``vectors`` wide.
 
     Its arguments: the addresses of A, B, C and of the factors or the largest
     (``vectors`` vectors, or null); the strides of A's rows and of its columns,
-    of B's rows, of C's rows; the counts of rows and of terms. All in floats.
+    of B's rows, of C's rows; the counts of rows and of terms. All in floats, or in
+    words of A and B where they are ``paired``.
     """
-    name = f"product.{vectors}.{kind.value}"
+    name = f"product.{vectors}.{kind.value}{'.pairs' if paired else ''}"
     known = module.globals.get(name)
     if known is not None:
         return known
@@ -48,7 +52,7 @@ def product(module: ir.Module, machine: Machine, vectors: int, kind: Sum) -> Any
 
     def tile(first: Value, count: int) -> None:
         top = code.at(a, code.mul(first, a_row))
-        sums = _sums(code, top, b, a_row, a_column, b_row, terms, count, vectors)
+        sums = _sums(code, top, b, a_row, a_column, b_row, terms, count, vectors, paired)
         table = [sums[row * vectors : (row + 1) * vectors] for row in range(count)]
         _finish(code, kind, table, code.at(c, code.mul(first, c_row)), c_row, extra)
 
@@ -68,20 +72,23 @@ def product(module: ir.Module, machine: Machine, vectors: int, kind: Sum) -> Any
 
 def _sums(
     code: Code, a: Value, b: Value, a_row: Value, a_column: Value, b_row: Value, terms: Value,
-    rows: int, vectors: int,
+    rows: int, vectors: int, paired: bool,
 ) -> list[Value]:  # fmt: skip
     """The sums of a tile, row by row."""
+    one, many = (I32, code.integers) if paired else (F32, code.vector)
+    add = dot if paired else Code.fma
     starts = [code.at(a, code.mul(row, a_row)) for row in range(rows)]
 
     def step(term: Value, sums: list[Value]) -> list[Value]:
         line = code.at(b, code.mul(term, b_row))
-        right = [code.load_vector(code.at(line, n * code.machine.lanes)) for n in range(vectors)]
+        places = [code.at(line, n * code.machine.lanes) for n in range(vectors)]
+        right = [code.load(place, many, align=4) for place in places]
         offset = code.mul(term, a_column)
         found = []
         for row in range(rows):
-            left = code.splat(code.load(code.at(starts[row], offset), F32))
+            left = code.splat(code.load(code.at(starts[row], offset), one))
             for n in range(vectors):
-                found.append(code.fma(left, right[n], sums[row * vectors + n]))
+                found.append(add(code, left, right[n], sums[row * vectors + n]))
         return found
 
     zeros = [code.constant(0.0)] * (rows * vectors)

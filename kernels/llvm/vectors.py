@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from ..exponential import EXP2_POWERS, ROUNDER
-from .code import F16, F32, I1, I16, I32, Code, Value
+from .code import BF16, F16, F32, I1, I16, I32, Code, Value
 
 
 def exp2(code: Code, x: Value) -> Value:
@@ -46,7 +46,7 @@ def transpose(code: Code, rows: list[Value]) -> list[Value]:
 
 
 def _shuffle(code: Code, a: Value, b: Value, order: list[int]) -> Value:
-    mask = ir.Constant(ir.VectorType(I32, code.machine.lanes), order)
+    mask = ir.Constant(ir.VectorType(I32, len(order)), order)
     return code.builder.shuffle_vector(a, b, mask)
 
 
@@ -63,15 +63,18 @@ def element(dtype: str) -> ir.Type:
     return {"float32": F32, "float16": F16, "bfloat16": I16}[dtype]
 
 
-def load(code: Code, pointer: Value, dtype: str, mask: Value | None = None) -> Value:
-    """A vector of float32 read from an array of ``dtype``; zeros where ``mask`` is not set."""
-    builder = code.builder
+def load_raw(code: Code, pointer: Value, dtype: str, mask: Value | None = None) -> Value:
+    """As many elements of ``dtype`` as a vector has lanes; zeros where ``mask`` is not set."""
     kind = ir.VectorType(element(dtype), code.machine.lanes)
     align = 4 if dtype == "float32" else 2
     if mask is None:
-        raw = code.load(pointer, kind, align=align)
-    else:
-        raw = _masked_load(code, pointer, kind, align, mask)
+        return code.load(pointer, kind, align=align)
+    return _masked_load(code, pointer, kind, align, mask)
+
+
+def load(code: Code, pointer: Value, dtype: str, mask: Value | None = None) -> Value:
+    """A vector of float32 read from an array of ``dtype``; zeros where ``mask`` is not set."""
+    builder, raw = code.builder, load_raw(code, pointer, dtype, mask)
     if dtype == "float32":
         return raw
     if dtype == "float16":
@@ -98,6 +101,50 @@ def store(code: Code, value: Value, pointer: Value, dtype: str, mask: Value | No
         code.module, ir.FunctionType(ir.VoidType(), [kind, pointer.type, I32, masks]), name
     )
     builder.call(known, [value, pointer, I32(align), mask])
+
+
+def side_by_side(code: Code, first: Value, second: Value) -> Value:
+    """A vector of words: the lanes of two vectors one after the other, as bfloat16."""
+    return code.builder.bitcast(_both(code, first, second), code.integers)
+
+
+def pairs(code: Code, low: Value, high: Value) -> Value:
+    """A vector of words: lane by lane the pairs of two vectors, as bfloat16."""
+    lanes = code.machine.lanes
+    both = _both(code, low, high)
+    order = [lane + part for lane in range(lanes) for part in (0, lanes)]
+    return code.builder.bitcast(_shuffle(code, both, both, order), code.integers)
+
+
+def _both(code: Code, first: Value, second: Value) -> Value:
+    """Two vectors as one of bfloat16, rounded to nearest, as 16-bit integers."""
+    builder, lanes = code.builder, code.machine.lanes
+    wide = ir.VectorType(I16, 2 * lanes)
+    if code.machine.dots == "avx512":
+        name, kind = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BF16, 2 * lanes)
+        return builder.bitcast(code.call(name, kind, (second, first)), wide)
+    narrow = ir.VectorType(I16, lanes)
+    halves = [builder.trunc(_rounded_to_bfloat16(code, one), narrow) for one in (first, second)]
+    return _shuffle(code, halves[0], halves[1], list(range(2 * lanes)))
+
+
+def dot(code: Code, left: Value, right: Value, total: Value) -> Value:
+    """``total`` with the products of two vectors of words of pairs of bfloat16."""
+    if code.machine.dots == "avx512":
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        return code.call(name, code.vector, (total, left, right))
+    builder = code.builder
+    lows = [builder.shl(words, code.integer(16)) for words in (left, right)]
+    highs = [builder.and_(words, code.integer(-0x10000)) for words in (left, right)]
+    for halves in (lows, highs):
+        one, other = (builder.bitcast(half, code.vector) for half in halves)
+        total = code.fma(one, other, total)
+    return total
+
+
+def pair_of_ones(code: Code) -> Value:
+    """A vector of words that each hold 1 and 1."""
+    return code.integer(0x3F803F80)
 
 
 def _rounded_to_bfloat16(code: Code, value: Value) -> Value:

@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,10 @@ from .agree import candidate, check_agrees
 OP = get_op("attention")
 #: Vectors as other processors have them: AVX2, NEON, and none that exists (LLVM cuts it up).
 MACHINES = [Machine(8, 16), Machine(4, 32), Machine(32, 32)]
+#: Such as multiply pairs of bfloat16; not by the instruction, which not every processor has.
+PAIRING = [Machine(16, 32, "plain"), Machine(8, 16, "plain")]
+#: Largest error over the largest right value: roundings of inputs to products.
+BFLOAT16_BAR = 1e-2
 
 
 def make(batch, rows, columns, heads, kv_heads, dim, value_dim=None, dtype="float32", seed=0):
@@ -38,9 +43,11 @@ def make(batch, rows, columns, heads, kv_heads, dim, value_dim=None, dtype="floa
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
-def attend(query, key, value, config=None, causal=False, window=None, lengths=(None, None)):
+def attend(
+    query, key, value, config=None, causal=False, window=None, lengths=(None, None), scale=0.3
+):
     return llvm.llvm(
-        query, key, value, None, None, *lengths, scale=0.3, is_causal=causal,
+        query, key, value, None, None, *lengths, scale=scale, is_causal=causal,
         local_window_size=window, return_residual=True,
         config=config or {"block_q": 64, "block_k": 64, "block_k_bwd": 64},
     )  # fmt: skip
@@ -58,8 +65,10 @@ def check(arrays, bar=2e-5, **options):
         shape, causal=options.get("causal", False), window=options.get("window"),
         q_lengths=q_lengths, kv_lengths=kv_lengths,
     )  # fmt: skip
-    right_out, right_lse, right = dense_attention.attention(*arrays, scale=0.3, seen=seen)
+    scale = options.get("scale", 0.3)
+    right_out, right_lse, right = dense_attention.attention(*arrays, scale=scale, seen=seen)
     sees = np.isfinite(right_lse)
+    out, lse, *gradients = (np.asarray(x, "float64") for x in (out, lse, *gradients))
     np.testing.assert_array_equal(np.isfinite(lse), sees)
     np.testing.assert_allclose(lse[sees], right_lse[sees], rtol=bar, atol=bar)
     expected = (right_out, *right[:3])
@@ -98,6 +107,64 @@ def test_any_shape_and_blocks_agree_with_float64(
 def test_kernels_for_other_processors_give_the_same(machine, monkeypatch):
     monkeypatch.setattr(jit, "machine", lambda: machine)
     check(make(1, 70, 90, 2, 1, 20, 36), causal=True)
+
+
+@settings(deadline=None, max_examples=12, derandomize=True)
+@given(
+    machine=st.sampled_from(PAIRING),
+    rows=st.sampled_from((1, 33, 64, 131)),
+    columns=st.sampled_from((1, 33, 70, 201)),
+    block_k=st.sampled_from((15, 64, 128)),
+    heads=st.sampled_from(((2, 2), (3, 1))),
+    dims=st.sampled_from(((16, 24), (7, 33))),
+    causal=st.booleans(),
+    window=st.sampled_from((None, (7, 3), (0, 0), (20, 101))),
+    lengths=st.booleans(),
+)
+def test_products_of_pairs_agree_with_float64(
+    machine, rows, columns, block_k, heads, dims, causal, window, lengths
+):
+    options = {"causal": causal, "window": window}
+    if lengths:
+        options["lengths"] = (
+            jnp.array([rows, rows // 2], "int32"),
+            jnp.array([columns // 2, columns + 5], "int32"),
+        )
+    config = {"block_q": 64, "block_k": block_k, "block_k_bwd": block_k}
+    arrays = make(2, rows, columns, *heads, *dims, dtype="bfloat16")
+    with mock.patch.object(jit, "machine", return_value=machine):
+        check(arrays, BFLOAT16_BAR, config=config, **options)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
+def test_products_of_pairs_take_any_scale(scale, monkeypatch):
+    monkeypatch.setattr(jit, "machine", lambda: PAIRING[0])
+    check(make(1, 70, 91, 2, 1, 16, dtype="bfloat16"), BFLOAT16_BAR, causal=True, scale=scale)
+
+
+def test_padding_that_is_no_number_does_not_reach_products_of_pairs(monkeypatch):
+    monkeypatch.setattr(jit, "machine", lambda: PAIRING[0])
+    query, key, value, _ = make(1, 40, 64, 2, 2, 16, dtype="bfloat16")
+    lengths = (None, jnp.array([21], "int32"))
+    clean, _ = attend(query, key, value, lengths=lengths)
+    key, value = (array.at[:, 21:].set(jnp.nan) for array in (key, value))
+    spoilt, _ = attend(query, key, value, lengths=lengths)
+    np.testing.assert_array_equal(clean, spoilt)
+
+
+@pytest.mark.skipif(jit.machine().dots is None, reason="needs a processor with AVX512-BF16")
+def test_the_instruction_for_pairs_gives_what_others_give(monkeypatch):
+    arrays = make(1, 70, 91, 2, 2, 24, 40, dtype="bfloat16")
+
+    def all_of():
+        (out, lse), back = jax.vjp(lambda *a: attend(*a, causal=True), *arrays[:3])
+        return (out, lse, *back((arrays[3], jnp.zeros_like(lse))))
+
+    found = all_of()
+    monkeypatch.setattr(jit, "machine", lambda: PAIRING[0])
+    for one, other in zip(found, all_of(), strict=True):
+        one, other = (np.asarray(x, "float32") for x in (one, other))
+        np.testing.assert_allclose(one, other, rtol=0, atol=4e-3 * np.abs(other).max())
 
 
 def test_every_config_of_a_space_gives_the_same_answer():
