@@ -58,6 +58,13 @@ _CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
     help="Sampling of a row; of a point with --interleave.",
 )
 @click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=15,
+    show_default=True,
+    help="Samples of a row at most; more narrow its interval, if --seconds allow.",
+)
+@click.option(
     "--retry-errors", is_flag=True, help="Measure the rows of the file that failed again."
 )
 @click.option("--stop-after", type=Seconds(), help="Begin no more points then; run again to go on.")
