@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,17 @@ def _overflows(query, key, value, *arrays, scale, config, **static):
     return jnp.einsum("bnts,bsnh->btnh", weights, value)
 
 
+def _dawdles(*arrays, config, **static):
+    """Right, and slower than all others, on any machine."""
+    out = xla(*arrays, config={}, **static)
+
+    def dawdle(out):
+        time.sleep(0.01)
+        return out
+
+    return jax.pure_callback(dawdle, jax.ShapeDtypeStruct(out.shape, out.dtype), out)
+
+
 _calls = {"changes_its_mind": 0}
 
 
@@ -73,6 +85,7 @@ KINDS = {
     "wrong_gradient": (_wrong_gradient, "wrong_result"),
     "refuses": (_unsupported, "unsupported"),
     "overflows": (_overflows, "wrong_result"),
+    "dawdles": (_dawdles, "ok"),
     "changes_its_mind": (_changes_its_mind, "nondeterministic"),
 }
 

@@ -88,7 +88,7 @@ def test_an_implementation_that_cannot_serve_is_refused_by_its_reason(own_cache)
 
 
 def test_faulty_implementations_do_not_end_a_run_or_win(own_cache):
-    names = [n for n in faulty.KINDS if n not in ("overflows", "changes_its_mind")]
+    names = [n for n in faulty.KINDS if n not in ("overflows", "dawdles", "changes_its_mind")]
     options = dataclasses.replace(QUICK, implementations=("xla", *names), trials=20)
     with faulty.registered(*names):
         notes = Notes()
@@ -101,10 +101,12 @@ def test_faulty_implementations_do_not_end_a_run_or_win(own_cache):
         assert found[name] == faulty.KINDS[name][1]
 
 
-def test_a_winner_that_fails_the_hard_inputs_does_not_win(own_cache):
-    about = {**SMALL, "seq": 129, "dtype": "bfloat16"}  # faster than xla, the heuristic here
+def test_a_winner_that_fails_the_hard_inputs_does_not_win(own_cache, monkeypatch):
+    op, slow = get_op("attention"), Candidate("dawdles")
+    monkeypatch.setattr(op, "heuristic", lambda problem, device: slow)
+    about = {**SMALL, "seq": 129, "dtype": "bfloat16"}
     options = dataclasses.replace(QUICK, implementations=("overflows",))
-    with faulty.registered("overflows"):
+    with faulty.registered("overflows", "dawdles"):
         (one,) = shapetune.tune("attention", about, options=options)
     assert one.heuristic_is_best
     assert {t.candidate.implementation: t.status for t in one.trials}["overflows"] == "wrong_result"

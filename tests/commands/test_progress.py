@@ -18,6 +18,7 @@ def impatient(monkeypatch):
     """What is said after seconds is said at once."""
     monkeypatch.setattr(progress, "_PLAIN_FIRST_S", 0.0)
     monkeypatch.setattr(progress, "_PLAIN_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "_PLAIN_SHARE", 0.0)
 
 
 def heard(*args):
