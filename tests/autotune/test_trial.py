@@ -41,8 +41,9 @@ def test_a_gradient_that_cancels_may_carry_the_rounding_of_its_terms(causal, see
     assert found.tolerance < 1e-4
 
 
+# One of those left out is right, if slow; two are wrong only on hard inputs or when run again.
 @pytest.mark.parametrize(
-    "name", [n for n in faulty.KINDS if n not in ("overflows", "changes_its_mind")]
+    "name", [n for n in faulty.KINDS if n not in ("overflows", "changes_its_mind", "dawdles")]
 )
 def test_a_faulty_candidate_has_its_typed_outcome(name):
     with faulty.registered(name):

@@ -335,17 +335,21 @@ def test_the_command_measures_all_suites_into_one_file(tmp_path):
         main,
         ["bench", "linear-attention", "--suite", "kernel,layer,peak", "--seq", "40", "--dim", "8",
          "--dtype", "float32", "--batch", "1", "--heads", "2", "--mode", "fwd_bwd",
-         "--impl", "default,pallas", "--interleave", "--seconds", "0.2s", "--output", str(path)],
+         "--impl", "default,scan,pallas", "--interleave", "--seconds", "1s", "--rounds", "4",
+         "--output", str(path)],
     )  # fmt: skip
     assert shown.exit_code == 0, shown.output
     assert "\x1b" not in shown.output
     file = schema.read(path)
     assert file.device["cores"] == current_device().cores
     rows = {(row.get("suite"), row["impl"]): row for row in file.results}
-    assert set(rows) == {(s, i) for s in suites.LINEAR_SUITES for i in ("default", "pallas")}
+    assert set(rows) == {
+        (s, i) for s in suites.LINEAR_SUITES for i in ("default", "scan", "pallas")
+    }
     for suite in ("kernel", "layer"):
         assert rows[suite, "default"]["median_ms"] > 0
         assert rows[suite, "default"]["tier"] == "heuristic"
+        assert len(rows[suite, "default"]["samples_ms"]) == 4
     assert rows["kernel", "default"]["rel_err"] < 1e-3
     assert "compiled program" in rows["peak", "default"]["memory_note"]
     assert "interpreted" in rows["kernel", "pallas"]["error"]
