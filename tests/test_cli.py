@@ -104,7 +104,7 @@ def test_a_cache_that_is_something_else_is_refused(tmp_path):
 def test_ctrl_c_keeps_what_is_tuned(own_cache):
     command = [sys.executable, "-m", "shapetune.cli", "tune", "attention", "--seq", "65,2048"]
     child = subprocess.Popen(
-        [*command, *TINY[2:], "--budget", "60s", "--trials", "60"],
+        [*command, *TINY[2:]],
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=dict(os.environ),
     )  # fmt: skip
     heard = []
