@@ -22,8 +22,7 @@ from ..exponential import LOG2_E
 from ..llvm.call import kernel_name, missing
 from ..op import Config, Device, Implementation, Problem, Space
 from ..shardings import compiler_sharded, shaped, varying
-from ._blockwise_backward import backward as plain_backward
-from .blockwise import Call as PlainCall
+from ._plain_gradients import gradients as plain_gradients
 from .blockwise import block_choices
 from .masks import window_ends
 
@@ -102,11 +101,6 @@ class _Call:
     def block_k(self, name: str) -> int:
         """Keys of a block, an even number."""
         return -(-int(dict(self.items)[name]) // 2) * 2
-
-    def plain(self) -> PlainCall:
-        """The same in plain JAX, which can be differentiated again."""
-        blocks = (("block_k", 512), ("block_q", 512), ("compute", "float32"), ("tile_heads", 1))
-        return PlainCall(self.scale, self.left, self.right, blocks)
 
 
 def _over_batch(function: Callable[..., tuple[Array, ...]]) -> Callable[..., tuple[Array, ...]]:
@@ -229,17 +223,13 @@ def _gradients_fwd(call: _Call, arrays: Any, lengths: Any) -> tuple[Any, Any]:
 def _gradients_bwd(call: _Call, residuals: Any, grads: Any) -> tuple[Any, None]:
     """Gradients of gradients: those of the same in plain JAX."""
     arrays, lengths = residuals
-    plain = call.plain()
+    low, high = call.ranges(arrays[0], arrays[1], *lengths)
 
     def gradients(*arrays: Array) -> tuple[Array, ...]:
         query, key, value, out, lse, grad_out, grad_lse = arrays
-        layout = plain.layout(query, key, "")
-        kv_lengths = None if lengths[1] is None else jnp.minimum(lengths[1], key.shape[1])
-        given = (query, key, value, None, None, lengths[0], kv_lengths)
-        return plain_backward(
-            layout, plain.scale, plain.compute(query), plain.exp, given,
-            (out, lse * math.log(2)), (grad_out, grad_lse * LOG2_E),
-        )[:3]  # fmt: skip
+        return plain_gradients(
+            query, key, value, out, lse / LOG2_E, grad_out, grad_lse * LOG2_E, low, high, call.scale
+        )
 
     _, back = jax.vjp(gradients, *arrays)
     return back(grads), None
