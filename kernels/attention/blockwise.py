@@ -21,6 +21,8 @@ from ..shardings import compiler_sharded, varying
 from ._blockwise_backward import backward
 from ._blockwise_forward import Exp, forward
 from ._blockwise_tiles import Blocks, Layout
+from ._plain import attention as plain_attention
+from ._plain import gradients_of_gradients, seen_keys
 from .masks import window_ends
 
 #: Scores in one tile: fewer do not keep the threads busy, more fit no processor's caches.
@@ -134,13 +136,41 @@ def _attend_fwd(call: Call, *arrays: Any) -> tuple[Any, Any]:
 
 def _attend_bwd(call: Call, residuals: Any, grads: tuple[Array, Array]) -> tuple[Any, ...]:
     arrays, saved = residuals
-    query, key = arrays[:2]
-    layout = call.layout(query, key, "_bwd")
-    found = backward(layout, call.scale, call.compute(query), call.exp, arrays, saved, grads)
-    return (*found, None, None, None)
+    return (*_gradients(call, arrays[:4], saved, grads, arrays[4:]), None, None, None)
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gradients(
+    call: Call, arrays: tuple[Any, ...], saved: Any, grads: Any, seen: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Gradients of query, key, value and bias from these and the outputs' gradients.
+
+    ``seen`` are the mask and the lengths of queries and of keys.
+    """
+    query, key = arrays[:2]
+    layout = call.layout(query, key, "_bwd")
+    given = (*arrays, *seen)
+    return backward(layout, call.scale, call.compute(query), call.exp, given, saved, grads)
+
+
+def _gradients_fwd(call: Call, *residuals: Any) -> tuple[Any, Any]:
+    return _gradients(call, *residuals), residuals
+
+
+def _gradients_bwd(call: Call, residuals: Any, grads: Any) -> tuple[Any, ...]:
+    arrays, saved, grads_out, (mask, *lengths) = residuals
+
+    def plain(query: Array, key: Array, value: Array, bias: Array | None) -> tuple[Array, Array]:
+        seen = seen_keys(query, key, call.left, call.right, *lengths)
+        return plain_attention(query, key, value, bias, mask, seen, call.scale)
+
+    return (*gradients_of_gradients(plain, arrays, saved, grads_out, grads), None)
+
+
+_gradients.defvjp(_gradients_fwd, _gradients_bwd)
 
 
 def block_choices(size: int, least: int, most: int) -> tuple[int, ...]:

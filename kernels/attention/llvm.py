@@ -22,7 +22,8 @@ from ..exponential import LOG2_E
 from ..llvm.call import kernel_name, missing
 from ..op import Config, Device, Implementation, Problem, Space
 from ..shardings import compiler_sharded, shaped, varying
-from ._plain_gradients import gradients as plain_gradients
+from ._plain import attention as plain_attention
+from ._plain import gradients_of_gradients, seen_keys
 from .blockwise import block_choices
 from .masks import window_ends
 
@@ -75,19 +76,11 @@ class _Call:
     right: int | None
     items: tuple[tuple[str, Any], ...]
 
-    def ranges(self, query: Array, key: Array, q_lengths: Any, kv_lengths: Any) -> list[Array]:
+    def ranges(
+        self, query: Array, key: Array, q_lengths: Any, kv_lengths: Any
+    ) -> tuple[Array, Array]:
         """Of the keys that each query sees the first and the end, int32 [B, T]."""
-        batch, rows, columns = query.shape[0], query.shape[1], key.shape[1]
-        row = jnp.arange(rows, dtype=jnp.int32)[None]
-        low = jnp.zeros_like(row) if self.left is None else jnp.maximum(row - self.left, 0)
-        high = jnp.full_like(row, columns)
-        if self.right is not None:
-            high = jnp.minimum(high, row + self.right + 1)
-        if kv_lengths is not None:
-            high = jnp.minimum(high, kv_lengths[:, None])
-        if q_lengths is not None:
-            high = jnp.where(row < q_lengths[:, None], high, 0)
-        return [jnp.broadcast_to(ends, (batch, rows)) for ends in (low, high)]
+        return seen_keys(query, key, self.left, self.right, q_lengths, kv_lengths)
 
     def panels(self, name: str, rows: int, width: int) -> int:
         """Panels of ``width`` queries that a block of ``rows`` queries takes."""
@@ -221,18 +214,15 @@ def _gradients_fwd(call: _Call, arrays: Any, lengths: Any) -> tuple[Any, Any]:
 
 
 def _gradients_bwd(call: _Call, residuals: Any, grads: Any) -> tuple[Any, None]:
-    """Gradients of gradients: those of the same in plain JAX."""
     arrays, lengths = residuals
-    low, high = call.ranges(arrays[0], arrays[1], *lengths)
 
-    def gradients(*arrays: Array) -> tuple[Array, ...]:
-        query, key, value, out, lse, grad_out, grad_lse = arrays
-        return plain_gradients(
-            query, key, value, out, lse / LOG2_E, grad_out, grad_lse * LOG2_E, low, high, call.scale
-        )
+    def plain(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
+        seen = call.ranges(query, key, *lengths)
+        out, lse = plain_attention(query, key, value, None, None, seen, call.scale)
+        return out, lse * LOG2_E
 
-    _, back = jax.vjp(gradients, *arrays)
-    return back(grads), None
+    first, saved, outer = gradients_of_gradients(plain, arrays[:3], arrays[3:5], arrays[5:], grads)
+    return (*first, *saved, *outer), None
 
 
 _gradients.defvjp(_gradients_fwd, _gradients_bwd)

@@ -1,0 +1,81 @@
+"""Gradients of gradients, as a penalty on a gradient or a curvature takes them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shapetune
+
+OURS = ("blockwise", "llvm")
+LENGTHS = jnp.array([140, 0], "int32")
+FEATURES = {
+    "nothing": {},
+    "causal": {"is_causal": True},
+    "lengths": {"query_seq_lengths": LENGTHS, "key_value_seq_lengths": LENGTHS},
+    "window": {"is_causal": True, "local_window_size": (30, 0), "key_value_seq_lengths": LENGTHS},
+    "bias": {"bias": (1, 4, 150, 170), "is_causal": True},
+    "mask": {"mask": (2, 1, 150, 170), "bias": (2, 1, 1, 170)},
+}
+
+
+def _drawn(name, shape):
+    """A bias, or a mask that hides half of the keys and from one query all."""
+    drawn = jax.random.normal(jax.random.key(len(shape) + shape[0]), shape)
+    return drawn if name == "bias" else (drawn > 0).at[:, :, 7].set(False)
+
+
+def _slopes(name, features, *arrays):
+    """A number that depends on all gradients of a loss, each element of them in its own way."""
+    query, key, value, bias = arrays
+
+    def total(query, key, value, bias):
+        given = features if bias is None else {**features, "bias": bias}
+        out = shapetune.attention(query, key, value, implementation=name, **given)
+        return jnp.sum(jnp.sin(out))
+
+    every = tuple(n for n, x in enumerate(arrays) if x is not None)
+    found = jax.grad(total, every)(query, key, value, bias)
+    return sum(jnp.sum(jnp.sin(x)) for x in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("blockwise", kind) for kind in FEATURES]
+    + [("llvm", kind) for kind, given in FEATURES.items() if not {"bias", "mask"} & {*given}],
+)
+def test_a_gradient_has_the_right_gradient(name, kind):
+    """Of many blocks, batch rows, shared heads, compiled whole."""
+    features = {
+        option: _drawn(option, value) if option in ("bias", "mask") else value
+        for option, value in FEATURES[kind].items()
+    }
+    bias = features.pop("bias", None)
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = ((2, 150, 4, 8), (2, 170, 2, 8), (2, 170, 2, 12))
+    arrays = [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)] + [bias]
+    every = tuple(n for n, x in enumerate(arrays) if x is not None)
+
+    def curvature(name):
+        return jax.jit(jax.grad(functools.partial(_slopes, name, features), every))(*arrays)
+
+    for one, other in zip(curvature(name), curvature("xla"), strict=True):
+        assert jnp.abs(other).max() > 0
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * jnp.abs(other).max())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_so_it_has_without_compiling(name):
+    """One block, not compiled, lengths that are known."""
+    keys = jax.random.split(jax.random.key(1), 3)
+    shapes = ((1, 20, 2, 8), (1, 24, 1, 8), (1, 24, 1, 8))
+    query, key, value = (jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True))
+
+    def curvature(name):
+        features = {"key_value_seq_lengths": jnp.array([21], "int32")}
+        return jax.grad(functools.partial(_slopes, name, features))(query, key, value, None)
+
+    right = curvature("xla")
+    np.testing.assert_allclose(curvature(name), right, rtol=0, atol=2e-5 * jnp.abs(right).max())
