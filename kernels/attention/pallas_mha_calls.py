@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..pallas import triton
+from ..pallas.once import differentiable_once
 from . import pallas_mha_kernels as kernels
 from ._key_centre import is_centred, key_centre
 from .pallas_mha_kernels import Blocks, Schedule, Sizes
@@ -95,11 +96,16 @@ def _attend_forward(call: Call, with_lse: bool, arrays: Arrays) -> Any:
 
 
 def _attend_backward(call: Call, with_lse: bool, saved: Any, gradients: Any) -> Any:
-    arrays, out, lse = saved
+    backward = functools.partial(_gradients, call)
+    once = differentiable_once(backward, "the Pallas kernels of attention", "xla")
+    return (once(*saved, gradients[0]),)
+
+
+def _gradients(call: Call, arrays: Arrays, out: Array, lse: Array, grad_out: Array) -> Arrays:
     sizes = call.sizes
     by_query = (-(-sizes.seq // call.by_query.q), sizes.heads, sizes.batch)
     by_key = (-(-sizes.kv_seq // call.by_key.k), sizes.kv_heads, sizes.batch)
-    grad_out = gradients[0].astype(out.dtype)
+    grad_out = grad_out.astype(out.dtype)
     delta = call.launch(
         kernels.backward_delta,
         call.by_query,
@@ -122,7 +128,7 @@ def _attend_backward(call: Call, with_lse: bool, saved: Any, gradients: Any) -> 
     result.update((name, found[f"grad_{name}"]) for name in ("query", "key", "value"))
     if "bias" in arrays:
         result["bias"] = _bias_gradient(call, inputs)
-    return (result,)
+    return result
 
 
 def _like(array: Array) -> jax.ShapeDtypeStruct:

@@ -18,6 +18,7 @@ from jax import lax
 from ...cache.key import Device, Problem
 from ..op import Config, Implementation
 from ..pallas import triton
+from ..pallas.once import differentiable_once
 from . import pallas_kernels as kernels
 from . import pallas_space
 from .features import rows_before_any_key, rows_before_any_key_gradient
@@ -235,20 +236,37 @@ def _running(
     }
 
 
+def _once(function: Any) -> Any:
+    return differentiable_once(function, "the Pallas kernels of the recurrence", "chunked")
+
+
 def _pallas_fwd(
     query: Array, key: Array, value: Array, initial: Array | None, late: int, call: Call
 ) -> Any:
-    outputs, before = forward(query, key, value, initial, call)
+    once = _once(functools.partial(forward, call=call))
+    outputs, before = once(query, key, value, initial)
     return outputs, (query, key, value, initial, before)
 
 
 def _pallas_bwd(late: int, call: Call, saved: Any, cotangents: Any) -> Any:
-    query, key, value, initial, before = saved
-    d_output, d_final = cotangents
+    return _once(functools.partial(_gradients, call))(*saved, *cotangents)
+
+
+def _gradients(
+    call: Call,
+    query: Array,
+    key: Array,
+    value: Array,
+    initial: Array | None,
+    before: Any,
+    d_output: Array,
+    d_final: Array,
+) -> Any:
     d_output = d_output.astype(value.dtype)
-    seen, kernel = call.kernel.seen, call.kernel
-    grads = {"d_query": query, "d_key": key, "d_value": value}
-    grads = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in grads.items()}
+    kernel = call.kernel
+    seen, late = kernel.seen, kernel.late
+    wanted = {"d_query": query, "d_key": key, "d_value": value}
+    grads = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in wanted.items()}
     d_initial = d_final
     if seen:
         inputs = {"query": query, "key": key, "value": value, "d_output": d_output}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import shapetune
+from shapetune.cache.errors import UnsupportedError
 
 OURS = ("blockwise", "llvm")
 LENGTHS = jnp.array([140, 0], "int32")
@@ -79,3 +80,36 @@ def test_so_it_has_without_compiling(name):
 
     right = curvature("xla")
     np.testing.assert_allclose(curvature(name), right, rtol=0, atol=2e-5 * jnp.abs(right).max())
+
+
+@pytest.mark.parametrize("name", ["pallas_mha", "pallas_flex"])
+def test_attention_by_pallas_says_who_else_has_one(name):
+    query, key, value = jnp.ones((3, 1, 40, 2, 16))
+    slopes = functools.partial(_slopes, name, {})
+    with pytest.raises(UnsupportedError, match=r"no gradient of.*xla"):
+        jax.grad(slopes)(query, key, value, None)
+
+
+@pytest.mark.parametrize("name", ["chunked", "pallas_scanbwd", "pallas"])
+def test_the_recurrence_has_it_or_says_who_has(name):
+    keys = jax.random.split(jax.random.key(2), 3)
+    arrays = [jax.random.normal(k, (1, 70, 2, 8)) for k in keys]
+
+    def curvature(name):
+        def total(*arrays):
+            out, _ = shapetune.linear_attention(*arrays, window_size=9, implementation=name)
+            return jnp.sum(jnp.sin(out))
+
+        def slopes(*arrays):
+            return sum(jnp.sum(jnp.sin(x)) for x in jax.grad(total, (0, 1, 2))(*arrays))
+
+        return jax.jit(jax.grad(slopes, (0, 1, 2)))(*arrays)
+
+    if name == "pallas":
+        with pytest.raises(UnsupportedError, match=r"no gradient of.*chunked"):
+            curvature(name)
+        return
+    plain = curvature("scan")
+    for one, other in zip(curvature(name), plain, strict=True):
+        assert jnp.abs(other).max() > 0
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4 * jnp.abs(other).max())
