@@ -170,6 +170,11 @@ def in_group(name: str, group: str) -> bool:
     return group_of(name) == "ours" or (group == "jax" and group_of(name) == "jax")
 
 
+def _overlap(files: Sequence[BenchFile], match: Callable[[Point], Point]) -> bool:
+    first, *others = (set(by_point(file, match)) for file in files)
+    return any(first & other for other in others)
+
+
 def common_points(files: Sequence[BenchFile], match: Callable[[Point], Point]) -> list[list[Point]]:
     """For each file after the first, the points at which both have a row.
 
@@ -179,12 +184,13 @@ def common_points(files: Sequence[BenchFile], match: Callable[[Point], Point]) -
     sets = [set(by_point(file, match)) for file in files]
     found = [sorted(sets[0] & other) for other in sets[1:]]
     if found and not any(found):
+        wider = match is exactly and _overlap(files, any_batch)
         raise ShapetuneError(
             f"{files[0].name} has no point in common with "
             f"{' or '.join(f.name for f in files[1:])}; they cover "
             + "; ".join(f"{f.name}: {len(s)} points, such as {min(s).label}" if s
                         else f"{f.name}: none" for f, s in zip(files, sets, strict=True))
-            + ("; --any-batch compares points of different batch sizes" if match is exactly
+            + ("; --any-batch compares points of different batch sizes" if wider
                else "; give files whose grids overlap")
         )  # fmt: skip
     return found

@@ -7,12 +7,14 @@ of this schema are read as well as ours.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
+import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,9 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
     **_ABOUT, "memory_note": (str,), "samples_ms": (list,), "turns": (str,),
 }  # fmt: skip
 _LARGEST = 2**63
-_POSITIVE = ("seq", "head_dim", "dim", "batch", "heads", "inner", "median_ms")
+_POSITIVE = ("seq", "head_dim", "dim", "batch", "heads", "inner")
+#: Milliseconds that a call can take: from a picosecond to thirty years.
+_SHORTEST_MS, _LONGEST_MS = 1e-9, 1e12
 
 
 class BenchFileError(ShapetuneError, ValueError):
@@ -128,6 +132,10 @@ def faults(row: object) -> list[str]:
             found.append(f"{name} is larger than 2^63")
         elif name in _POSITIVE and not value > 0:
             found.append(f"{name}={value} is not above 0")
+        elif name.endswith("_ms") and kinds is _NUMBER and not _is_time(value):
+            found.append(f"{name}={value} is no time that a call can take")
+        elif isinstance(value, _NUMBER) and value < (-1 if name == "window" else 0):
+            found.append(f"{name}={value} is negative")
     if found:
         return found
     if row["mode"] not in MODES or row["dtype"] not in DTYPES:
@@ -147,7 +155,11 @@ def _is_sample(one: object) -> bool:
     if not isinstance(one, list) or len(one) != 2:
         return False
     turn, spent = one
-    return _is(turn, (int,)) and _is(spent, _NUMBER) and 0 < spent < math.inf
+    return _is(turn, (int,)) and abs(turn) <= _LARGEST and _is(spent, _NUMBER) and _is_time(spent)
+
+
+def _is_time(value: float) -> bool:
+    return _SHORTEST_MS <= value <= _LONGEST_MS
 
 
 def _is(value: object, kinds: tuple[type, ...]) -> bool:
@@ -203,34 +215,58 @@ def read(path: Path) -> BenchFile:
 
 
 def check_writable(path: Path) -> None:
-    """Makes the folder of a file, and makes sure before hours of work that it takes files.
+    """Makes the folder of a file, and makes sure before hours of work that it takes this one.
 
     Raises:
         OutputError: It does not.
     """
-    try:
+    with _outputs(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise ValueError("not a regular file")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file whole or not at all: one that is there stays until the new one is done.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    check_writable(path)
+    # A short name: the file's own may be as long as names can be.
+    temporary = path.with_name(f".shapetune.{os.getpid()}")
+    with _outputs(path):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _outputs(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
+        shown = path if len(str(path)) < 200 else f"{str(path)[:200]}…"
         raise OutputError(
-            f"output={str(path)!r} cannot be written ({reason}: {path.parent}); "
-            "give another --output"
+            f"output={str(shown)!r} cannot be written ({reason}); give another --output"
         ) from None
 
 
 def write(path: Path, file: BenchFile) -> None:
-    """Writes a benchmark file whole or not at all, one row a line."""
+    """Writes a benchmark file whole or not at all, one row a line.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
     rows = ",\n".join(json.dumps(row) for row in file.results)
     text = (
         f'{{"device":{json.dumps(file.device)},\n"config":{json.dumps(file.config)},\n'
         f'"results":[\n{rows}\n]}}\n'
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, text)

@@ -37,13 +37,14 @@ def report(
         steps.doing("reading the cache and the files")
         read = [schema.read(path) for path in files]
         schema.check_writable(output)
+        _check_replaceable(output)
         found = findings.gather(load([cache] if cache else read_path()), read)
         steps.advance()
         steps.doing("drawing")
         text = page.render(found, title)
         steps.advance()
         steps.doing("writing")
-        output.write_text(text, encoding="utf-8")
+        schema.write_whole(output, text)
         steps.advance()
     told = found.summary()
     if as_json:
@@ -51,6 +52,22 @@ def report(
         return
     _print_summary(told)
     click.echo(f"{output}: {len(text) / 2**20:.1f} MiB")
+
+
+def _check_replaceable(output: Path) -> None:
+    """A page may take the place of a page, of nothing else."""
+    from ..bench.schema import OutputError
+
+    try:
+        with output.open("rb") as file:
+            start = file.read(15)
+    except FileNotFoundError:
+        return
+    if start and start.lower() != b"<!doctype html>":
+        raise OutputError(
+            f"output={str(output)!r} exists and is not an HTML page, and would be lost; "
+            "give another --output"
+        )
 
 
 def _print_summary(told: dict[str, Any]) -> None:

@@ -416,3 +416,10 @@ def test_names_in_files_are_shown_as_they_are(tmp_path):
     assert shown.exit_code == 0, shown.output
     for word in ("[red]here: [blue]x, 2 rows", "xla:[bold]before", "xla:[/x]after"):
         assert word in shown.output
+
+
+def test_a_remedy_is_named_only_where_it_helps():
+    told = CliRunner().invoke(main, ["compare", str(FILES[0]), str(FILES[1])])
+    assert told.exit_code == 1
+    assert "give files whose grids overlap" in told.output
+    assert "--any-batch" not in told.output

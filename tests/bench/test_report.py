@@ -292,3 +292,19 @@ def test_it_reads_all_places_that_are_read(own_cache, tmp_path, monkeypatch):
     monkeypatch.setenv("SHAPETUNE_MIRROR", str(tmp_path / "mirrors"))
     assert tuned("http://127.0.0.1:9/x", site) == 1
     assert tuned(own_cache, options=["--cache", f"file://{site}"]) == 1
+
+
+def test_a_page_takes_the_place_of_a_page_and_of_nothing_else(tmp_path):
+    path = tmp_path / "bench.json"
+    path.write_bytes(FILES[1].read_bytes())
+    shown = CliRunner().invoke(main, ["report", str(path), "--output", str(path)])
+    assert shown.exit_code == 1
+    assert "is not an HTML page" in shown.output
+    assert path.read_bytes() == FILES[1].read_bytes()
+    page_path = tmp_path / "report.html"
+    for _ in range(2):
+        shown = CliRunner().invoke(main, ["report", str(path), "--output", str(page_path)])
+        assert shown.exit_code == 0, shown.output
+    assert sorted(one.name for one in tmp_path.iterdir() if one.is_file()) == [
+        "bench.json", "report.html",
+    ]  # fmt: skip

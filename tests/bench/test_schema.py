@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 
@@ -95,6 +96,9 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(schema.OutputError, match="give another --output"):
         schema.check_writable(tmp_path / "file" / "out.json")
+    for odd in (tmp_path, tmp_path / ("a" * 300), Path("/dev/null"), tmp_path / "a\0b"):
+        with pytest.raises(schema.OutputError, match="give another --output"):
+            schema.check_writable(odd)
     schema.check_writable(tmp_path / "new" / "out.json")
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -119,3 +123,33 @@ def test_their_teraflops_are_counted_as_ours_where_all_pairs_are_visible():
     for row in rows[::25]:
         flops = get_op("attention").flops(suites.problem_of(row, file.config))
         assert row["tflops"] * row["median_ms"] * 1e9 == pytest.approx(flops, rel=1e-6)
+
+
+def test_a_name_may_be_as_long_as_names_can_be_and_a_failure_leaves_what_was_there(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / ("a" * 250 + ".json")
+    schema.write_whole(path, "before")
+
+    def full(self, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(schema.OutputError, match="No space left"):
+        schema.write_whole(path, "after")
+    assert [one.read_text() for one in tmp_path.iterdir()] == ["before"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"samples_ms": [[0, 10**20]]}, "samples_ms"),
+        ({"samples_ms": [[0, 5e-324]]}, "samples_ms"),
+        ({"samples_ms": [[10**400, 1.0]]}, "samples_ms"),
+        ({"median_ms": 1e308, "q3_ms": 1e308}, "no time that a call can take"),
+        ({"xla_temp_mb": -3.0}, "is negative"),
+        ({"tflops": -1.0}, "is negative"),
+    ],
+)
+def test_what_cannot_have_been_measured_is_refused(change, words):
+    assert any(words in fault for fault in schema.faults({**timed(), **change}))
