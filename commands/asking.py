@@ -23,6 +23,7 @@ from .options import (
     problems_of,
 )
 from .output import print_records
+from .progress import at_work
 
 
 @click.command()
@@ -39,13 +40,14 @@ from .output import print_records
 @json_option
 def show(op: str | None, cache: Place | None, as_json: bool, **filters: Any) -> None:
     """Lists what is tuned."""
-    from ..cache import load
-    from ..kernels import get_op
-
-    if op:
-        get_op(op)
     places = [cache] if cache else read_path()
-    records = [r for r in load(places) if op in (None, r.problem.op) and _wanted(r, filters)]
+    with at_work("reading the caches"):
+        from ..cache import load
+        from ..kernels import get_op
+
+        if op:
+            get_op(op)
+        records = [r for r in load(places) if op in (None, r.problem.op) and _wanted(r, filters)]
     records.sort(key=lambda r: (r.device.key, r.problem.key, r.provenance.time))
     if not records and not as_json:
         such = "Nothing such" if any(filters.values()) else "Nothing"
@@ -79,13 +81,14 @@ def _wanted(record: Any, filters: dict[str, Any]) -> bool:
 @json_option
 def explain(op: str, cache: Place | None, as_json: bool, **fields: Any) -> None:
     """Says which candidate serves a call, what was considered for it, and why."""
-    from ..kernels import default
+    with at_work("reading the caches"):
+        from ..kernels import default
 
-    check_window(op, fields["window"])
-    if cache:
-        default.load([cache])
-    decisions = [default.explain_problem(problem) for problem in problems_of(op, fields)]
-    digest = default.state().records.digest
+        check_window(op, fields["window"])
+        if cache:
+            default.load([cache])
+        decisions = [default.explain_problem(problem) for problem in problems_of(op, fields)]
+        digest = default.state().records.digest
     if as_json:
         values = [{**decision.to_map(), "digest": digest} for decision in decisions]
         click.echo(json.dumps(values, indent=2))
@@ -114,9 +117,10 @@ _AMISS = ("place", "settings", "damage")
 @json_option
 def doctor(cache: Place | None, as_json: bool) -> None:
     """Looks at the caches in force, and says what to do; exit status 1 if anything is amiss."""
-    from ..kernels.checkup import check_up
+    with at_work("looking at the caches"):
+        from ..kernels.checkup import check_up
 
-    findings = check_up([cache] if cache else None)
+        findings = check_up([cache] if cache else None)
     amiss = [one for one in findings if one.remedy and one.topic in _AMISS]
     if as_json:
         values = [{"topic": one.topic, "text": one.text, "remedy": one.remedy} for one in findings]
@@ -137,21 +141,20 @@ def doctor(cache: Place | None, as_json: bool) -> None:
 @json_option
 def misses(op: str | None, clear: bool, cache: Path | None, as_json: bool) -> None:
     """Lists calls that had no record of their own, those that tuning would help most first."""
-    from ..cache import load
-    from ..cache import miss as words
-    from ..kernels import current_device, get_op
-    from ..kernels.checkup import missed
-
-    if op:
-        get_op(op)
-    device = current_device()
-    places = [cache] if cache else read_path()
     if clear:
-        count = words.forget(local(cache) if cache else write_place(), device)
-        click.echo(json.dumps({"removed": count}) if as_json else f"{count} file(s) removed")
+        _forget_misses(op, cache, as_json)
         return
-    found = missed(places, device, load(places, device))
-    found = [one for one in found if op in (None, one.problem.op)]
+    with at_work("reading the caches"):
+        from ..cache import load
+        from ..kernels import current_device, get_op
+        from ..kernels.checkup import missed
+
+        if op:
+            get_op(op)
+        device = current_device()
+        places = [cache] if cache else read_path()
+        found = missed(places, device, load(places, device))
+        found = [one for one in found if op in (None, one.problem.op)]
     if as_json:
         click.echo(json.dumps([one.to_map() for one in found], indent=2))
         return
@@ -165,3 +168,13 @@ def misses(op: str | None, clear: bool, cache: Path | None, as_json: bool) -> No
             f"tuning gains about {one.gain_ms:.3g} ms of them"
         )
     click.echo(f"shapetune tune {found[0].problem.op} --from-misses tunes them in this order.")
+
+
+def _forget_misses(op: str | None, cache: Path | None, as_json: bool) -> None:
+    from ..cache import miss as words
+    from ..kernels import current_device, get_op
+
+    if op:
+        get_op(op)
+    count = words.forget(local(cache) if cache else write_place(), current_device())
+    click.echo(json.dumps({"removed": count}) if as_json else f"{count} file(s) removed")

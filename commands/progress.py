@@ -5,8 +5,10 @@ A bar on a terminal, plain lines in a pipe; both on standard error.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 
 from rich.console import Console
@@ -130,6 +132,14 @@ class Steps:
             if self._now and time.monotonic() >= self._due:
                 where = "" if self._total is None else f"[{self._done}/{self._total}] "
                 self.say(f"{where}{self._now}, {self._left()}")
+
+
+@contextlib.contextmanager
+def at_work(doing: str) -> Iterator[None]:
+    """What usually takes no two seconds, and says what it is doing if it takes longer."""
+    with Steps("steps") as steps:
+        steps.doing(doing)
+        yield
 
 
 class _Standing(ProgressColumn):

@@ -72,3 +72,10 @@ def test_a_check_says_how_far_it_is(monkeypatch):
     monkeypatch.setattr(aot, "compile_all", compile_all)
     asked = ["--seq", "64", "--dim", "64", "--target", "rtx3090", "--sample", "3"]
     assert "[0/3] compiling" in heard("check", "attention", *asked)
+
+
+def test_commands_that_ask_say_what_they_are_doing(own_cache):
+    publish(own_cache, [record(problem())])
+    for command in (["show"], ["explain", "attention", "--seq", 64, "--dim", 16], ["misses"]):
+        assert "reading the caches" in heard(*command)
+    assert "looking at the caches" in heard("doctor")
