@@ -170,9 +170,8 @@ def in_group(name: str, group: str) -> bool:
     return group_of(name) == "ours" or (group == "jax" and group_of(name) == "jax")
 
 
-def _overlap(files: Sequence[BenchFile], match: Callable[[Point], Point]) -> bool:
-    first, *others = (set(by_point(file, match)) for file in files)
-    return any(first & other for other in others)
+def _common(sets: Sequence[set[Point]]) -> list[list[Point]]:
+    return [sorted(sets[0] & other) for other in sets[1:]]
 
 
 def common_points(files: Sequence[BenchFile], match: Callable[[Point], Point]) -> list[list[Point]]:
@@ -182,9 +181,9 @@ def common_points(files: Sequence[BenchFile], match: Callable[[Point], Point]) -
         ShapetuneError: No file has one in common with the first.
     """
     sets = [set(by_point(file, match)) for file in files]
-    found = [sorted(sets[0] & other) for other in sets[1:]]
+    found = _common(sets)
     if found and not any(found):
-        wider = match is exactly and _overlap(files, any_batch)
+        wider = match is exactly and any(_common([{*by_point(f, any_batch)} for f in files]))
         raise ShapetuneError(
             f"{files[0].name} has no point in common with "
             f"{' or '.join(f.name for f in files[1:])}; they cover "

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import Any
 
 from ..cache.errors import ShapetuneError
 from ..cache.key import DTYPES, MODES
+from ..cache.segment import replace_file
 
 Row = dict[str, Any]
 
@@ -236,14 +236,8 @@ def write_whole(path: Path, text: str) -> None:
         OutputError: It cannot be written.
     """
     check_writable(path)
-    # A short name: the file's own may be as long as names can be.
-    temporary = path.with_name(f".shapetune.{os.getpid()}")
     with _outputs(path):
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_file(path, text.encode())
 
 
 @contextlib.contextmanager

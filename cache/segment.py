@@ -140,25 +140,36 @@ def write_segments(folder: Path, payloads: Iterable[bytes]) -> list[Path]:
     return [_put(folder, _pack(batch)) for batch in batches]
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Puts a file in place by rename: what was there stays until the new one is whole.
+
+    Raises:
+        OSError: It cannot be written.
+        ValueError: The name holds a null character.
+    """
+    # Of its own name nothing, which may be as long as names can be.
+    temporary = path.parent / f".{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_file(path: Path, data: bytes) -> None:
-    """Puts a file in place by rename, so that no reader sees a part of it.
+    """``replace_file`` in a cache.
 
     Raises:
         CacheError: The folder cannot be made or written.
     """
-    temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            _sync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except (OSError, ValueError) as error:  # a ValueError: a null character in the name
+        replace_file(path, data)
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CacheError(
             f"cannot write to the cache at {path.parent}: {reason}; "

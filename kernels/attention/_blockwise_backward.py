@@ -40,18 +40,15 @@ def backward(
     exp: Exp,
     arrays: tuple[Any, ...],
     saved: tuple[Array, Array],
-    grads_out: tuple[Array, Array],
+    grad_out: Array,
 ) -> Grads:
     """Gradients of query, key, value and bias (None without one), in their dtypes.
 
-    ``saved`` is what ``forward`` returned, and ``grads_out`` the gradients of it. That of
-    the log-sum-exp is not zero where a gradient is itself differentiated, as it uses it.
+    ``saved`` is what ``forward`` returned, and ``grad_out`` the output's gradient.
     """
-    grad_out, grad_lse = grads_out
     query, key, value, bias, *_ = arrays
     out, lse = saved
     delta = jnp.einsum("btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32))
-    delta = delta - grad_lse
     # exp(score - inf) is 0: a row that saw no key gets no gradient.
     lse = jnp.where(lse == NEVER, jnp.inf, lse)
     centre = key_centre(key) if is_centred(key.dtype) else None

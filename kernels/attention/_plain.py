@@ -1,118 +1,89 @@
-"""Attention in plain JAX, which can be differentiated any number of times.
+"""Gradients of gradients of attention, for kernels that cannot be differentiated again.
 
 Kernels that are called by name cannot be, nor loops of a length known only when they run:
-where a gradient is itself differentiated, this stands in for them.
+``xla`` stands in for them, a head of keys with its queries at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-_HIGHEST = lax.Precision.HIGHEST
+from .xla import xla
 
 
-def seen_keys(
-    query: Array, key: Array, left: int | None, right: int | None, q_lengths: Any, kv_lengths: Any
-) -> tuple[Array, Array]:
-    """Of the keys that each query sees the first and the end, int32 [B, T]."""
-    batch, rows, columns = query.shape[0], query.shape[1], key.shape[1]
-    row = jnp.arange(rows, dtype=jnp.int32)[None]
-    low = jnp.zeros_like(row) if left is None else jnp.maximum(row - left, 0)
-    high = jnp.full_like(row, columns)
-    if right is not None:
-        high = jnp.minimum(high, row + right + 1)
-    if kv_lengths is not None:
-        high = jnp.minimum(high, kv_lengths[:, None])
-    if q_lengths is not None:
-        high = jnp.where(row < q_lengths[:, None], high, 0)
-    return jnp.broadcast_to(low, (batch, rows)), jnp.broadcast_to(high, (batch, rows))
+def gradients_of_gradients(
+    arrays: tuple[Array, Array, Array, Array | None],
+    grad_out: Array,
+    grads: tuple[Any, ...],
+    seen: tuple[Array | None, Array | None, Array | None],
+    scale: float,
+    ends: tuple[int | None, int | None],
+) -> tuple[tuple[Any, ...], Array]:
+    """Gradients of the arrays and of the output's gradient, given those of the gradients.
+
+    Args:
+        arrays: Query [B, T, N, H], key [B, S, K, H], value [B, S, K, Hv], and bias or None.
+        grad_out: The output's gradient, [B, T, N, Hv].
+        grads: The gradients of the gradients of ``arrays``.
+        seen: The mask, and the lengths of queries and of keys; each may be None.
+        scale: Factor of the scores.
+        ends: How far to the left and to the right a query sees; None for all.
+    """
+
+    def plain(query: Array, key: Array, value: Array, bias: Array | None) -> Array:
+        return _by_head(query, key, value, bias, *seen, scale=scale, ends=ends)
+
+    def first(arrays: tuple[Any, ...], grad_out: Array) -> Any:
+        return jax.vjp(plain, *arrays)[1](grad_out)
+
+    of_arrays, of_grad_out = jax.vjp(first, arrays, grad_out)[1](grads)
+    return of_arrays, of_grad_out
 
 
-def attention(
+def _by_head(
     query: Array,
     key: Array,
     value: Array,
     bias: Array | None,
     mask: Array | None,
-    seen: tuple[Array, Array],
+    q_lengths: Array | None,
+    kv_lengths: Array | None,
+    *,
     scale: float,
-) -> tuple[Array, Array]:
-    """Attention, [B, T, N, Hv], and the log-sum-exp of the scores, float32 [B, N, T].
-
-    Queries that share a head of keys are taken together, one such group after the other: of
-    the scores no more than a group's are in memory, also in gradients. Sums are float32.
-
-    Args:
-        query: [B, T, N, H].
-        key: [B, S, K, H].
-        value: [B, S, K, Hv].
-        bias: Added to the scores, each axis 1 or full of [B, N, T, S], or None.
-        mask: Boolean, True where a key is seen, shaped as the bias, or None.
-        seen: What ``seen_keys`` gives.
-        scale: Factor of the scores.
-    """
+    ends: tuple[int | None, int | None],
+) -> Array:
+    """Attention by ``xla``; of the scores no more than a head of keys' are in memory."""
     batch, rows, heads, _ = query.shape
-    columns, kv_heads = key.shape[1:3]
+    kv_heads = key.shape[2]
     group = heads // kv_heads
-    at = jnp.arange(columns)
+    far = rows + key.shape[1]
+    left, right = (far if end is None else end for end in ends)
 
-    def of_group(extra: Array, n: Array) -> Array:
-        """The group's part of a bias or a mask, each axis 1 or full of [G, T, S]."""
-        row = lax.dynamic_index_in_dim(extra, jnp.minimum(n // kv_heads, len(extra) - 1), 0, False)
-        if len(row) == 1:
-            return row
-        return lax.dynamic_slice_in_dim(row, n % kv_heads * group, group)
+    def part(array: Array | None, at: Array, axis: int, size: int) -> Any:
+        """``size`` of an axis from ``at`` on, or all of it where it is 1 for all alike."""
+        if array is None or array.shape[axis] == 1:
+            return array
+        return lax.dynamic_slice_in_dim(array, at, size, axis)
 
     @jax.checkpoint
-    def one(n: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-        scores = scale * jnp.einsum("gtd,sd->gts", q, k, precision=_HIGHEST)
-        low, high = (end[n // kv_heads][:, None] for end in seen)
-        visible = jnp.broadcast_to((at >= low) & (at < high), scores.shape)
-        if bias is not None:
-            scores = scores + of_group(bias, n).astype(jnp.float32)
-            visible &= scores > -jnp.inf
-        if mask is not None:
-            visible &= of_group(mask, n)
-        # Twice where: of what is not seen comes neither a value nor a gradient.
-        scores = jnp.where(visible, scores, 0.0)
-        largest = lax.stop_gradient(jnp.where(visible, scores, -jnp.inf).max(-1, initial=-1e30))
-        p = jnp.where(visible, jnp.exp(scores - largest[..., None]), 0.0)
-        total = p.sum(-1)
-        some = total > 0
-        total = jnp.where(some, total, 1.0)
-        out = jnp.einsum("gts,sd->gtd", p, v, precision=_HIGHEST) / total[..., None]
-        return out, jnp.where(some, jnp.log(total) + largest, -jnp.inf)
+    def one(n: Array) -> Array:
+        row, head = n // kv_heads, n % kv_heads
+        q, k, v, b, m, q_length, kv_length = (
+            part(array, row, 0, 1)
+            for array in (query, key, value, bias, mask, q_lengths, kv_lengths)
+        )
+        b, m = (part(array, head * group, 1, group) for array in (b, m))
+        return xla(
+            part(q, head * group, 2, group), part(k, head, 2, 1), part(v, head, 2, 1),
+            b, m, q_length, kv_length, scale=scale, is_causal=False,
+            local_window_size=None if ends == (None, None) else (left, right), config={},
+        )  # fmt: skip
 
-    def by_head(x: Array) -> Array:
-        return x.swapaxes(1, 2).reshape(batch * kv_heads, columns, -1)
-
-    queries = query.reshape(batch, rows, kv_heads, group, -1).transpose(0, 2, 3, 1, 4)
-    queries = queries.reshape(batch * kv_heads, group, rows, -1)
-    each = (jnp.arange(batch * kv_heads), queries, by_head(key), by_head(value))
-    out, lse = lax.map(lambda given: one(*given), each)
-    out = out.reshape(batch, heads, rows, -1).swapaxes(1, 2)
-    return out.astype(query.dtype), lse.reshape(batch, heads, rows)
-
-
-def gradients_of_gradients(
-    function: Callable[..., Any], arrays: tuple[Any, ...], saved: Any, grads_out: Any, grads: Any
-) -> tuple[tuple[Any, ...], Any, Any]:
-    """Gradients of arrays, saved outputs and their gradients, given those of the gradients.
-
-    ``function(*arrays)`` gives what was saved, ``grads_out`` are its gradients, and
-    ``grads`` those of the gradients that arose. What was saved follows from the arrays,
-    by which it is differentiated here; its own are zero.
-    """
-
-    def first(arrays: tuple[Any, ...], grads_out: Any) -> Any:
-        return jax.vjp(function, *arrays)[1](grads_out)
-
-    _, back = jax.vjp(first, arrays, grads_out)
-    of_arrays, of_grads = back(grads)
-    return of_arrays, jax.tree.map(jnp.zeros_like, saved), of_grads
+    out = lax.map(one, jnp.arange(batch * kv_heads))
+    return (
+        out.reshape(batch, kv_heads, rows, group, -1).swapaxes(1, 2).reshape(batch, rows, heads, -1)
+    )

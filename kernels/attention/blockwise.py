@@ -21,8 +21,7 @@ from ..shardings import compiler_sharded, varying
 from ._blockwise_backward import backward
 from ._blockwise_forward import Exp, forward
 from ._blockwise_tiles import Blocks, Layout
-from ._plain import attention as plain_attention
-from ._plain import gradients_of_gradients, seen_keys
+from ._plain import gradients_of_gradients
 from .masks import window_ends
 
 #: Scores in one tile: fewer do not keep the threads busy, more fit no processor's caches.
@@ -135,8 +134,9 @@ def _attend_fwd(call: Call, *arrays: Any) -> tuple[Any, Any]:
 
 
 def _attend_bwd(call: Call, residuals: Any, grads: tuple[Array, Array]) -> tuple[Any, ...]:
+    # No gradient comes from the log-sum-exp: callers stop it, and so does _gradients_bwd.
     arrays, saved = residuals
-    return (*_gradients(call, arrays[:4], saved, grads, arrays[4:]), None, None, None)
+    return (*_gradients(call, arrays[:4], saved, grads[0], arrays[4:]), None, None, None)
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
@@ -144,16 +144,16 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gradients(
-    call: Call, arrays: tuple[Any, ...], saved: Any, grads: Any, seen: tuple[Any, ...]
+    call: Call, arrays: tuple[Any, ...], saved: Any, grad_out: Array, seen: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Gradients of query, key, value and bias from these and the outputs' gradients.
+    """Gradients of query, key, value and bias from these and the output's gradient.
 
     ``seen`` are the mask and the lengths of queries and of keys.
     """
     query, key = arrays[:2]
     layout = call.layout(query, key, "_bwd")
     given = (*arrays, *seen)
-    return backward(layout, call.scale, call.compute(query), call.exp, given, saved, grads)
+    return backward(layout, call.scale, call.compute(query), call.exp, given, saved, grad_out)
 
 
 def _gradients_fwd(call: Call, *residuals: Any) -> tuple[Any, Any]:
@@ -161,13 +161,12 @@ def _gradients_fwd(call: Call, *residuals: Any) -> tuple[Any, Any]:
 
 
 def _gradients_bwd(call: Call, residuals: Any, grads: Any) -> tuple[Any, ...]:
-    arrays, saved, grads_out, (mask, *lengths) = residuals
-
-    def plain(query: Array, key: Array, value: Array, bias: Array | None) -> tuple[Array, Array]:
-        seen = seen_keys(query, key, call.left, call.right, *lengths)
-        return plain_attention(query, key, value, bias, mask, seen, call.scale)
-
-    return (*gradients_of_gradients(plain, arrays, saved, grads_out, grads), None)
+    arrays, saved, grad_out, seen = residuals
+    found, of_grad_out = gradients_of_gradients(
+        arrays, grad_out, grads, seen, call.scale, (call.left, call.right)
+    )
+    # What was saved follows from the arrays, by which it is differentiated in there.
+    return found, jax.tree.map(jnp.zeros_like, saved), of_grad_out, None
 
 
 _gradients.defvjp(_gradients_fwd, _gradients_bwd)

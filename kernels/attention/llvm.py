@@ -22,8 +22,7 @@ from ..exponential import LOG2_E
 from ..llvm.call import kernel_name, missing
 from ..op import Config, Device, Implementation, Problem, Space
 from ..shardings import compiler_sharded, shaped, varying
-from ._plain import attention as plain_attention
-from ._plain import gradients_of_gradients, seen_keys
+from ._plain import gradients_of_gradients
 from .blockwise import block_choices
 from .masks import window_ends
 
@@ -76,11 +75,19 @@ class _Call:
     right: int | None
     items: tuple[tuple[str, Any], ...]
 
-    def ranges(
-        self, query: Array, key: Array, q_lengths: Any, kv_lengths: Any
-    ) -> tuple[Array, Array]:
+    def ranges(self, query: Array, key: Array, q_lengths: Any, kv_lengths: Any) -> list[Array]:
         """Of the keys that each query sees the first and the end, int32 [B, T]."""
-        return seen_keys(query, key, self.left, self.right, q_lengths, kv_lengths)
+        batch, rows, columns = query.shape[0], query.shape[1], key.shape[1]
+        row = jnp.arange(rows, dtype=jnp.int32)[None]
+        low = jnp.zeros_like(row) if self.left is None else jnp.maximum(row - self.left, 0)
+        high = jnp.full_like(row, columns)
+        if self.right is not None:
+            high = jnp.minimum(high, row + self.right + 1)
+        if kv_lengths is not None:
+            high = jnp.minimum(high, kv_lengths[:, None])
+        if q_lengths is not None:
+            high = jnp.where(row < q_lengths[:, None], high, 0)
+        return [jnp.broadcast_to(ends, (batch, rows)) for ends in (low, high)]
 
     def panels(self, name: str, rows: int, width: int) -> int:
         """Panels of ``width`` queries that a block of ``rows`` queries takes."""
@@ -140,7 +147,7 @@ def _forward(call: _Call, query: Array, key: Array, value: Array, *ranges: Array
 
 def _backward(
     call: _Call, query: Array, key: Array, value: Array, out: Array, lse: Array,
-    grad_out: Array, grad_lse: Array, *ranges: Array,
+    grad_out: Array, *ranges: Array,
 ) -> Any:  # fmt: skip
     from ..llvm import jit
     from . import _llvm_backward as kernel
@@ -166,7 +173,6 @@ def _backward(
     delta = jnp.einsum("btnd,btnd->bnt", out.astype(jnp.float32), grad_out.astype(jnp.float32))
     # 2^(score - inf) is 0: a row that saw no key gets no gradient.
     base = jnp.where(lse == -jnp.inf, jnp.inf, lse)
-    delta = delta - grad_lse * LOG2_E
     found = jax.ffi.ffi_call(kernel_name(kernel.write, sizes, host), outputs)(
         query, key, value, grad_out, base, delta, *call.numbers(blocks, query), *ranges
     )
@@ -191,8 +197,9 @@ def _attend_fwd(call: _Call, *arrays: Any) -> tuple[Any, Any]:
 
 
 def _attend_bwd(call: _Call, residuals: Any, grads: tuple[Array, Array]) -> tuple[Any, ...]:
+    # No gradient comes from the log-sum-exp: callers stop it, and so does _gradients_bwd.
     arrays, saved = residuals
-    return (*_gradients(call, (*arrays[:3], *saved, *grads), arrays[3:]), None, None)
+    return (*_gradients(call, (*arrays[:3], *saved, grads[0]), arrays[3:]), None, None)
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
@@ -202,7 +209,7 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 def _gradients(
     call: _Call, arrays: tuple[Array, ...], lengths: tuple[Any, Any]
 ) -> tuple[Array, Array, Array]:
-    """Gradients of query, key and value from these, out, the log-sum-exp and their gradients."""
+    """Gradients of query, key and value from these, out, the log-sum-exp and out's gradient."""
     ranges = call.ranges(arrays[0], arrays[1], *lengths)
     function = _over_batch(functools.partial(_backward, call))
     grad_query, grad_key, grad_value = function(*arrays, *ranges)
@@ -214,15 +221,13 @@ def _gradients_fwd(call: _Call, arrays: Any, lengths: Any) -> tuple[Any, Any]:
 
 
 def _gradients_bwd(call: _Call, residuals: Any, grads: Any) -> tuple[Any, None]:
-    arrays, lengths = residuals
-
-    def plain(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
-        seen = call.ranges(query, key, *lengths)
-        out, lse = plain_attention(query, key, value, None, None, seen, call.scale)
-        return out, lse * LOG2_E
-
-    first, saved, outer = gradients_of_gradients(plain, arrays[:3], arrays[3:5], arrays[5:], grads)
-    return (*first, *saved, *outer), None
+    (*arrays, out, lse, grad_out), lengths = residuals
+    found, of_grad_out = gradients_of_gradients(
+        (*arrays, None), grad_out, (*grads, None), (None, *lengths), call.scale,
+        (call.left, call.right),
+    )  # fmt: skip
+    # What was saved follows from the arrays, by which it is differentiated in there.
+    return (*found[:3], jnp.zeros_like(out), jnp.zeros_like(lse), of_grad_out), None
 
 
 _gradients.defvjp(_gradients_fwd, _gradients_bwd)

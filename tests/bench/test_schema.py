@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -131,10 +132,10 @@ def test_a_name_may_be_as_long_as_names_can_be_and_a_failure_leaves_what_was_the
     path = tmp_path / ("a" * 250 + ".json")
     schema.write_whole(path, "before")
 
-    def full(self, target):
+    def full(source, target):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(schema.OutputError, match="No space left"):
         schema.write_whole(path, "after")
     assert [one.read_text() for one in tmp_path.iterdir()] == ["before"]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shapetune
 from shapetune.cache import Problem
 from shapetune.kernels import checkup, current_device, get_op
 from shapetune.kernels.attention import llvm
@@ -229,6 +230,27 @@ def test_vmap_over_any_of_the_arrays_gives_what_a_loop_gives():
     stacked = [jnp.stack([x, -x]) for x in (query, key, value)]
     right = attend(-query, -key, -value)[0]
     np.testing.assert_allclose(nested(*stacked)[1, :, 0], right, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_gradient_has_the_right_gradient(causal):
+    query, key, value, _ = make(1, 20, 24, 2, 1, 8)
+
+    def curvature(name):
+        def slopes(query):
+            def total(query):
+                out = shapetune.attention(
+                    query, key, value, is_causal=causal, implementation=name,
+                    key_value_seq_lengths=jnp.array([21], "int32"),
+                )  # fmt: skip
+                return jnp.sum(jnp.sin(out))
+
+            return jnp.sum(jnp.cos(jax.grad(total)(query) * 5))
+
+        return jax.grad(slopes)(query)
+
+    right = curvature("xla")
+    np.testing.assert_allclose(curvature("llvm"), right, rtol=0, atol=2e-5 * jnp.abs(right).max())
 
 
 def test_many_calls_at_once_and_in_loops_do_not_disturb_each_other():

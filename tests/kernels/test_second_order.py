@@ -64,20 +64,6 @@ def test_a_gradient_has_the_right_gradient(name, kind):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * jnp.abs(other).max())
 
 
-def test_so_it_has_without_compiling():
-    """One block, lengths that are known."""
-    keys = jax.random.split(jax.random.key(1), 3)
-    shapes = ((1, 20, 2, 8), (1, 24, 1, 8), (1, 24, 1, 8))
-    query, key, value = (jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True))
-
-    def curvature(name):
-        features = {"key_value_seq_lengths": jnp.array([21], "int32")}
-        return jax.grad(functools.partial(_slopes, name, features))(query, key, value, None)
-
-    right = curvature("xla")
-    np.testing.assert_allclose(curvature("llvm"), right, rtol=0, atol=2e-5 * jnp.abs(right).max())
-
-
 @pytest.mark.parametrize("name", ["pallas_mha", "pallas_flex"])
 def test_attention_by_pallas_says_who_else_has_one(name):
     query, key, value = jnp.ones((3, 1, 40, 2, 16))
