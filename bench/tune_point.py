@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..autotune import Listener, Options, tune
+from ..cache.errors import ShapetuneError
 from ..cache.key import Problem
 from ..cache.record import Record, Trial
 from . import isolate
@@ -54,7 +55,10 @@ def main() -> None:
     for fields in request["problems"]:
         problem = Problem.from_map(fields)
         cache = request["cache"]
-        tune(problem.op, problem, cache=cache, options=options, listener=_Teller(told))
+        try:
+            tune(problem.op, problem, cache=cache, options=options, listener=_Teller(told))
+        except ShapetuneError as error:
+            sys.exit(" ".join(str(error).split()))
 
 
 if __name__ == "__main__":

@@ -230,14 +230,29 @@ def check_place(place: Place) -> None:
         raise CacheError(f"cache place {str(place)!r:.200} cannot be used: {error}") from error
 
 
-def check_writable(place: Place, device: Device) -> None:
+def check_there(place: Place) -> None:
+    """Refuses a place that was named to be read, and does not exist.
+
+    Raises:
+        CacheError: It does not.
+    """
+    if is_gone(place):
+        raise CacheError(
+            f"cache place {str(place)!r:.200} does not exist; name one that shapetune tune "
+            "or shapetune cache made"
+        )
+
+
+def check_writable(place: Place, device: Device | None = None) -> None:
     """Makes sure, before hours of work, that a device's records can be published to a place.
+
+    Without a device, only that its folder can be made there.
 
     Raises:
         CacheError: They cannot.
     """
     check_place(place)
-    probe = local(place) / device.folder
+    probe = local(place) / device.folder if device else local(place)
     try:
         while not probe.exists() and probe != probe.parent:
             probe = probe.parent

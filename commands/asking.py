@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..cache.key import DTYPES, MODES
-from ..cache.places import Place, local, read_path, write_place
+from ..cache.places import Place, check_there, local, read_path, write_place
 from .options import (
     Names,
     cache_option,
@@ -86,6 +86,7 @@ def explain(op: str, cache: Place | None, as_json: bool, **fields: Any) -> None:
 
         check_window(op, fields["window"])
         if cache:
+            check_there(cache)
             default.load([cache])
         decisions = [default.explain_problem(problem) for problem in problems_of(op, fields)]
         digest = default.state().records.digest

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..cache.key import DTYPES, MODES
+from ..cache.places import as_place, check_there, check_writable, local
 from .options import Names, Seconds, json_option, op_argument
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ _CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
 @click.option("--memory", type=click.FloatRange(min=0), default=0.0, help="GiB a row may take.")
 @click.option("--interpret", is_flag=True, help="On a CPU: time the interpreted kernels too.")
 @click.option(
-    "--cache", type=click.Path(), help="Cache folder that default reads and --tune writes."
+    "--cache", type=click.Path(), help="Cache that default reads; a folder that --tune writes."
 )
 def bench(
     op: str,
@@ -83,6 +84,8 @@ def bench(
     stop_after: float | None,
     tune_budget: float,
     memory: float,
+    cache: str | None,
+    tune: bool,
     **rest: Any,
 ) -> None:
     """Measures implementations over a grid, into a file that compare and report read.
@@ -103,8 +106,17 @@ def bench(
     }
     grid["causal"] = _CAUSAL[causal] if causal else None
     plan = suites.plan(op, suite or (), impls=impl or (), tag=tag, grid=grid)
+    if cache and tune:
+        check_writable(local(as_place(cache)))
+    elif cache:
+        check_there(as_place(cache))
     settings = running.Settings(
-        budget=tune_budget, stop_after=stop_after or 0.0, memory_gb=memory, **rest
+        tune=tune,
+        cache=cache,
+        budget=tune_budget,
+        stop_after=stop_after or 0.0,
+        memory_gb=memory,
+        **rest,
     )
     with Steps("rows") as steps:
         try:

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from .progress import wide_console
+
 
 @contextlib.contextmanager
 def display() -> Iterator[tuple[Any, Any]]:
@@ -42,24 +44,16 @@ def print_records(records: list[Any], as_json: bool, console: Any) -> None:
     if as_json:
         click.echo(json.dumps([record_map(record) for record in records], indent=2))
     elif records:
-        from rich.console import Console
-
         from ..autotune.display import records_table
 
-        out = Console()
-        # A pipe has no width of its own: leave each row whole.
-        out = out if out.is_terminal else Console(width=160)
-        out.print(records_table(records))
+        wide_console().print(records_table(records))
 
 
 def print_fronts(records: list[Any]) -> None:
     """Prints for each record what less temporary memory would cost in time."""
-    from rich.console import Console
-
     from ..autotune.display import front_table
 
-    out = Console()
-    out = out if out.is_terminal else Console(width=160)
+    out = wide_console()
     for record in records:
         out.print(front_table(record))
 

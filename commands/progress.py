@@ -24,6 +24,8 @@ _PLAIN_FIRST_S = 2.0
 _PLAIN_EVERY_S = 5.0
 _PLAIN_SHARE = 1 / 20
 _PLAIN_RARELY_S = 60.0
+#: Columns of a pipe: more than any row of a table has.
+_PIPE_WIDTH = 2000
 
 
 class Steps:
@@ -160,4 +162,4 @@ def wide_console() -> Console:
     A pipe has no width of its own, and each row of a table stays whole.
     """
     console = Console(markup=False)
-    return console if console.is_terminal else Console(width=240, markup=False)
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH, markup=False)

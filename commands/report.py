@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..cache.places import Place, read_path
+from ..cache.places import Place, check_there, read_path
 from .options import json_option, place_option
 from .progress import Steps, wide_console
 
@@ -35,6 +35,8 @@ def report(
     with Steps("steps") as steps:
         steps.begin(3)
         steps.doing("reading the cache and the files")
+        if cache:
+            check_there(cache)
         read = [schema.read(path) for path in files]
         schema.check_writable(output)
         _check_replaceable(output)

@@ -195,7 +195,7 @@ def check(
 ) -> None:
     """Compiles candidates for GPUs that are not there."""
     from ..autotune import check as checking
-    from .progress import Steps
+    from .progress import Steps, wide_console
 
     problems = problems_of(op, fields)
     tasks = checking.plan(
@@ -208,9 +208,7 @@ def check(
     if as_json:
         click.echo(json.dumps([one.to_map() for one in found], indent=2))
     else:
-        from rich.console import Console
-
-        Console(width=None if sys.stdout.isatty() else 160).print(checking.table(found))
+        wide_console().print(checking.table(found))
         for line in checking.failures(found):
             click.echo(line)
     if any(one.status != "ok" for one in found):

@@ -127,3 +127,20 @@ def test_every_command_has_help():
     assert set(listed) >= {"tune", "show", "explain"}
     for name in listed:
         assert run(name, "--help").exit_code == 0
+
+
+def test_a_cache_that_is_not_there_is_refused_before_any_work(own_cache, tmp_path):
+    gone, output = tmp_path / "gone", tmp_path / "out.json"
+    bench = ("bench", "attention", *TINY[:4], "--output", str(output))
+    for args in (
+        ("explain", "attention", *TINY[:6]),
+        ("report", str(output), "--output", str(tmp_path / "page.html")),
+        bench,
+    ):
+        result = run(*args, "--cache", str(gone))
+        assert result.exit_code != 0
+        assert f"{str(gone)!r} does not exist" in result.stderr
+    result = run(*bench, "--tune", "--cache", "/dev/null")
+    assert result.exit_code != 0
+    assert "/dev/null" in result.stderr
+    assert not output.exists()
