@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -150,10 +150,14 @@ class _Clock:
 
 
 class _Display(Listener):
-    """What the live and the plain display share: the state of the run in one line."""
+    """What the live and the plain display share: the state of the run in one line.
 
-    def __init__(self, console: Console) -> None:
+    ``check`` is called at each step of the run, which it may stop by raising.
+    """
+
+    def __init__(self, console: Console, check: Callable[[], None] = lambda: None) -> None:
         self.console = console
+        self._check = check
         self._clock = _Clock()
         self._index = self._total = self._done = 0
         self._problem: Problem | None = None
@@ -164,6 +168,7 @@ class _Display(Listener):
         self._clock.run_started(problems, options)
 
     def problem_started(self, index: int, problem: Problem, total: int) -> None:
+        self._check()
         self._clock.problem_started()
         self._index, self._problem, self._total = index, problem, total
         self._done, self._best, self._heuristic = 0, None, None
@@ -179,6 +184,7 @@ class _Display(Listener):
         self._say(f"{self._where(self._index)} {text}")
 
     def trial_done(self, trial: Trial, best: Trial | None) -> None:
+        self._check()
         self._done += 1
         self._heuristic = self._heuristic or trial
         self._best = best
@@ -197,6 +203,7 @@ class _Display(Listener):
         self._say(f"{self._where(index)} {problem.label}: not tuned; {reason}")
 
     def stage(self, text: str) -> None:
+        self._check()
         self._clock.search_ended()
 
     def _say(self, line: str) -> None:
@@ -236,8 +243,8 @@ def _outcome(record: Record, fresh: bool) -> str:
 class PlainDisplay(_Display):
     """One line now and then, for logs and pipes."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
+    def __init__(self, console: Console, check: Callable[[], None] = lambda: None) -> None:
+        super().__init__(console, check)
         self._last = 0.0
 
     def problem_started(self, index: int, problem: Problem, total: int) -> None:
@@ -264,8 +271,8 @@ class PlainDisplay(_Display):
 class LiveDisplay(_Display):
     """A live view: the problem, the trial, the best so far, the time left."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
+    def __init__(self, console: Console, check: Callable[[], None] = lambda: None) -> None:
+        super().__init__(console, check)
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),

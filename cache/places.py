@@ -230,7 +230,7 @@ def check_place(place: Place) -> None:
         raise CacheError(f"cache place {str(place)!r:.200} cannot be used: {error}") from error
 
 
-def check_there(place: Place) -> None:
+def check_there(place: Place, done: str = "read") -> None:
     """Refuses a place that was named to be read, and does not exist.
 
     Raises:
@@ -238,8 +238,8 @@ def check_there(place: Place) -> None:
     """
     if is_gone(place):
         raise CacheError(
-            f"cache place {str(place)!r:.200} does not exist; name one that shapetune tune "
-            "or shapetune cache made"
+            f"there is no cache at {str(place)!r:.200}; nothing was {done}. "
+            "Name one that shapetune tune or shapetune cache made"
         )
 
 

@@ -16,7 +16,15 @@ from ..cache import merge as merging
 from ..cache.errors import CacheError
 from ..cache.key import Device
 from ..cache.merge import Change
-from ..cache.places import Place, Remote, check_writable, is_gone, read_path, write_place
+from ..cache.places import (
+    Place,
+    Remote,
+    check_there,
+    check_writable,
+    is_gone,
+    read_path,
+    write_place,
+)
 from ..cache.record_set import Damage, RecordSet
 from . import pins
 from .options import (
@@ -294,9 +302,8 @@ def pull(url: Place, cache: Path | None, as_json: bool) -> None:
     with _copying("pulling") as progress:
         if isinstance(url, Remote):
             done = remote.pull(url, place, None, progress)
-        elif is_gone(url):
-            raise CacheError(f"there is no cache at {url}; nothing was pulled")
         else:
+            check_there(url, "pulled")
             done = remote.push(url, place, progress)
     _transferred("pulled", done, as_json, f"nothing of a cache is at {url}")
 

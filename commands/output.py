@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from .interrupts import Interrupts
 from .progress import wide_console
 
 
@@ -23,11 +24,12 @@ def display() -> Iterator[tuple[Any, Any]]:
 
     console = Console(stderr=True)
     try:
-        if console.is_terminal:
-            with LiveDisplay(console) as live:
-                yield console, live
-        else:
-            yield console, PlainDisplay(console)
+        with Interrupts() as interrupts:
+            if console.is_terminal:
+                with LiveDisplay(console, interrupts.check) as live:
+                    yield console, live
+            else:
+                yield console, PlainDisplay(console, interrupts.check)
     except KeyboardInterrupt:
         console.print(
             "Stopped. Every trial and every problem finished so far is kept; run again to go on.",

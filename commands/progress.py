@@ -17,6 +17,7 @@ from rich.table import Column
 from rich.text import Text
 
 from .._words import duration
+from .interrupts import Interrupts
 
 #: Seconds until the first plain line, for most commands have ended by then.
 _PLAIN_FIRST_S = 2.0
@@ -40,6 +41,7 @@ class Steps:
         self._unit = unit
         self._console = console or Console(stderr=True)
         self._live = self._console.is_terminal
+        self._interrupts = Interrupts()
         self._total: int | None = None
         self._done = self._before = self._advances = 0
         self._now = ""
@@ -60,6 +62,7 @@ class Steps:
         self._task = self._bar.add_task(unit, total=None)
 
     def __enter__(self) -> Steps:
+        self._interrupts.__enter__()
         if self._live:
             self._bar.start()
         else:
@@ -77,6 +80,7 @@ class Steps:
         else:
             self._ended.set()
             self._teller.join()
+        self._interrupts.__exit__()
 
     def begin(self, total: int, done: int = 0) -> None:
         """There are ``total`` steps, of which ``done`` were done before."""
@@ -88,12 +92,14 @@ class Steps:
 
     def doing(self, text: str) -> None:
         """Something is under way."""
+        self._interrupts.check()
         self._now = text
         if not self._live:
             self._tell()
 
     def advance(self, steps: int = 1) -> None:
         """So many more are done."""
+        self._interrupts.check()
         self._done += steps
         self._advances += 1
         self._advanced = time.monotonic()

@@ -139,7 +139,7 @@ def test_a_cache_that_is_not_there_is_refused_before_any_work(own_cache, tmp_pat
     ):
         result = run(*args, "--cache", str(gone))
         assert result.exit_code != 0
-        assert f"{str(gone)!r} does not exist" in result.stderr
+        assert f"there is no cache at {str(gone)!r}" in result.stderr
     result = run(*bench, "--tune", "--cache", "/dev/null")
     assert result.exit_code != 0
     assert "/dev/null" in result.stderr
