@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import hypothesis
 import jax
 import pytest
@@ -32,6 +34,15 @@ def short_races(monkeypatch):
     theirs: what a noisy one brings about is tested by itself."""
     monkeypatch.setattr(final, "field_of", lambda trials: CALM)
     monkeypatch.setattr(measure, "PATIENCE", 1)
+
+
+@pytest.fixture
+def sigint():
+    """Ctrl-C as in a terminal, also for child processes: who runs in a shell's background
+    ignores it, and whom he starts does too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_collection_modifyitems(items):

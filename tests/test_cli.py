@@ -101,7 +101,7 @@ def test_a_cache_that_is_something_else_is_refused(tmp_path):
         assert "not a shapetune cache" in result.output
 
 
-def test_ctrl_c_keeps_what_is_tuned(own_cache):
+def test_ctrl_c_keeps_what_is_tuned(own_cache, sigint):
     command = [sys.executable, "-m", "shapetune.cli", "tune", "attention", "--seq", "65,2048"]
     child = subprocess.Popen(
         [*command, *TINY[2:]],

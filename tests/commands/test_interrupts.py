@@ -12,7 +12,7 @@ from shapetune.commands.progress import Steps
 
 
 @pytest.fixture
-def lost_interrupt(capfd):
+def lost_interrupt(capfd, sigint):
     """Sends a SIGINT whose KeyboardInterrupt the garbage collector's callback drops."""
 
     def send():
